@@ -53,8 +53,9 @@ pub use repair::copy_over;
 pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
 pub use slots::TwoSlots;
 pub use transport::{
-    BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,
-    Mixed, Pages, SharedSpace, StoredPins, Transport, TransportInfo, owner,
+    BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, ChannelArea, FormatOptions,
+    FormerDisk, HostEntry, Mixed, Pages, RemoteBlkdev, ServedBlkdev, SharedSpace, StoredPins, Transport,
+    TransportInfo, owner,
 };
 pub use worker::{BackgroundWorker, REQUEST_MAX, Step};
 

@@ -23,6 +23,15 @@ pub const MODE_MOVED: u32 = 1;
 /// Bytes of the field of a name: the longest name fills it.
 pub const NAME_BYTES: usize = Name::MAX;
 
+/// [`SegmentEntry::used_by`]: a cache.
+pub const USED_BY_CACHE: u32 = 0;
+/// [`SegmentEntry::used_by`]: the channel of a block device of this host on a backend of another one. It is the client's area while the
+/// row of the block device names it.
+pub const USED_BY_CLIENT: u32 = 1;
+/// [`SegmentEntry::used_by`]: the channel of a block device of another host on a backend of this one. It is the server's area while the
+/// row of the backend has `backend_uuid`.
+pub const USED_BY_SERVER: u32 = 2;
+
 /// Row of a segment without an owner.
 pub const NO_BACKEND: u32 = u32::MAX;
 
@@ -170,8 +179,12 @@ on_media! {
         296 name: [u8; NAME_BYTES],
         /// The class of its requests that have none: 0 is none, 1 metadata of a file system.
         328 class: U32,
+        /// On a backend of another host, the number of the segment with the client's area of its channel, plus 1; else 0.
+        332 channel_segment: U32,
+        /// The host that has the backend below it, plus 1; 0 if that is the host of this row.
+        336 backend_host: U32,
         /// Zero.
-        332 reserved: [u8; 164],
+        340 reserved: [u8; 156],
     }
 }
 
@@ -180,12 +193,34 @@ on_media! {
     pub struct SegmentEntry, size 48 {
         /// Row of the backend, or [`NO_BACKEND`].
         0 backend: U32,
-        /// Zero.
-        4 reserved: U32,
-        /// `cache_id` of the cache that owns it; valid only while the backend's row has the same.
+        /// [`USED_BY_CACHE`], [`USED_BY_CLIENT`] or [`USED_BY_SERVER`].
+        4 used_by: U32,
+        /// `cache_id` of the cache that owns it; valid only while the backend's row has the same. 0 in a channel.
         8 cache_id: U64,
-        /// Zero.
-        16 reserved2: [u8; 32],
+        /// In a channel: row of the block device. It and the fields behind it are zero in a cache.
+        16 blkdev: U32,
+        /// The host that has the block device.
+        20 blkdev_host: U32,
+        /// `ownership` of the row of the block device.
+        24 blkdev_ownership: U64,
+        /// `uuid` of the backend below it.
+        32 backend_uuid: [u8; 16],
+    }
+}
+
+impl SegmentEntry {
+    /// The entry of a segment that a cache owns, or with [`NO_BACKEND`] of one that nothing owns.
+    #[must_use]
+    pub const fn of_cache(backend: u32, cache_id: u64) -> Self {
+        Self {
+            backend: U32::new(backend),
+            used_by: U32::new(USED_BY_CACHE),
+            cache_id: U64::new(cache_id),
+            blkdev: U32::ZERO,
+            blkdev_host: U32::ZERO,
+            blkdev_ownership: U64::ZERO,
+            backend_uuid: [0; 16],
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use super::down;
 use super::figures::SharedTrend;
 use super::probe::{Probes, StartTime, answers};
 use super::retry::Retry;
+use super::services::ServedSlot;
 use super::slots::{SlotWork, TakenSlot, TransportHandle};
 use super::status::state;
 use super::tasks::Stage;
@@ -56,6 +57,10 @@ pub(super) struct BackendSlot {
     /// The work of the worker that has taken the slot; this value is the placeholder in the tables then.
     pub work: Option<SlotWork>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
+    /// The block device of another host on it.
+    pub service: Option<ServedSlot>,
+    /// Why that is not served.
+    pub service_error: Option<String>,
     /// How the footprint of its disk is left when it ends; none before it was up.
     pub trace: Option<DiskTrace>,
     /// The threads that did not end when its block devices were closed by force, and what they wait for; they may still
@@ -99,6 +104,8 @@ impl BackendSlot {
             ending: Count::default(),
             work: None,
             blkdevs: BTreeMap::new(),
+            service: None,
+            service_error: None,
             trace: None,
             unended: Vec::new(),
         }
@@ -174,6 +181,9 @@ impl BackendSlot {
 
     /// Closes its exports and ends its background worker.
     pub fn stop(mut self, transport: u32, id: BackendId) {
+        if let Err(error) = self.end_service(false) {
+            tracing::warn!(backend = id.0, "{error}");
+        }
         for (_, mut blkdev) in std::mem::take(&mut self.blkdevs) {
             if let Err(error) = blkdev.close(true) {
                 tracing::warn!(backend = id.0, "{error}");
@@ -189,6 +199,10 @@ impl BackendSlot {
     /// Ends the backend with the daemon: closes its block devices, or leaves them to the next daemon, then closes its
     /// cache and its file. `stage` records what this waits for.
     pub fn end(mut self, transport: u32, id: BackendId, stage: &Stage) {
+        stage.set("the block device of another host does not end");
+        if let Err(error) = self.end_service(false) {
+            tracing::warn!(backend = id.0, "{error}");
+        }
         stage.set("its block device does not close");
         for mut blkdev in std::mem::take(&mut self.blkdevs).into_values() {
             blkdev.end();

@@ -39,6 +39,20 @@ pub(super) struct BlkdevSlot {
 }
 
 impl BlkdevSlot {
+    /// One without an export; `name` is the device name that is shown.
+    pub const fn closed(entry: BlkdevEntry, name: String) -> Self {
+        Self {
+            entry,
+            export: None,
+            error: None,
+            name,
+            left: None,
+            retry: None,
+            file_change: None,
+            shown: None,
+        }
+    }
+
     /// The row of `dev-list`.
     pub fn info(&self, id: BlkdevId) -> BlkdevInfo {
         if let Some(shown) = &self.shown {
@@ -183,16 +197,7 @@ impl BackendSlot {
         let left = Some(fixed.context.left(&self.identity(entry.id)));
         self.blkdevs.insert(
             entry.id,
-            BlkdevSlot {
-                entry: entry.clone(),
-                export,
-                error,
-                name,
-                left,
-                retry,
-                file_change: None,
-                shown: None,
-            },
+            BlkdevSlot { export, error, left, retry, ..BlkdevSlot::closed(entry.clone(), name) },
         );
     }
 
@@ -201,7 +206,7 @@ impl BackendSlot {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if they do not end within [`CLOSE_TIMEOUT`].
-    fn refuse_while_served(&self) -> Result<()> {
+    pub(super) fn refuse_while_served(&self) -> Result<()> {
         let Some(run) = &self.run else { return Ok(()) };
         if !run.device().wait_for_queues(Some(Instant::now() + CLOSE_TIMEOUT)) {
             let text = format!(
@@ -232,32 +237,43 @@ impl BackendSlot {
             )
         })?;
         self.refuse_while_served()?;
-        let choice = ExportChoice::of_row(&entry.export)?;
-        handle.refuse_unallowed(fixed, &self.entry, entry.id, &choice)?;
-        socket_answers(&choice)?;
-        let transport = handle.id;
-        let name = device_name(transport, entry.id.0);
-        let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
         run.device().set_class(entry.class);
         let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
-        let place = DeviceToExport { name: &name, identity: &self.identity(entry.id), queues };
-        let may_be_kernel = !matches!(choice, ExportChoice::Nbd(_) | ExportChoice::VhostUser(_));
-        let described = described(transport, &self.entry, entry);
-        let labels = may_be_kernel.then(|| Labels::announce(&fixed.context, &name, described));
-        let export = Export::start(&choice, place, &device, &fixed.context)?;
-        let export = match labels {
-            Some(labels) => export.with_labels(labels),
-            None => export,
-        };
-        let shown = entry.shown_name().map(|name| format!(" ({name})")).unwrap_or_default();
-        let (event, device) = (EventName::BlkdevStarted.name(), &export.device_path);
-        let backend = self.entry.id.0;
-        tracing::info!(transport, blkdev = entry.id.0, event, backend, device, "serving {device}{shown}");
-        if let Some(note) = &export.note {
-            tracing::warn!(transport, blkdev = entry.id.0, "{note}");
-        }
-        Ok(export)
+        export_device(fixed, handle, (&self.entry, &self.identity(entry.id)), entry, &device)
     }
+}
+
+/// Opens the export of a block device of this host, with the backend and the identity that it has.
+pub(super) fn export_device(
+    fixed: &Fixed,
+    handle: &TransportHandle,
+    (below, identity): (&BackendEntry, &[u8]),
+    entry: &BlkdevEntry,
+    device: &Arc<dyn BlockDevice>,
+) -> Result<Export> {
+    let choice = ExportChoice::of_row(&entry.export)?;
+    handle.refuse_unallowed(fixed, below, entry.id, &choice)?;
+    socket_answers(&choice)?;
+    let transport = handle.id;
+    let name = device_name(transport, entry.id.0);
+    let queues = usize::try_from(below.handlers).unwrap_or(1).clamp(1, 128);
+    let place = DeviceToExport { name: &name, identity, queues };
+    let may_be_kernel = !matches!(choice, ExportChoice::Nbd(_) | ExportChoice::VhostUser(_));
+    let described = described(transport, below, entry);
+    let labels = may_be_kernel.then(|| Labels::announce(&fixed.context, &name, described));
+    let export = Export::start(&choice, place, device, &fixed.context)?;
+    let export = match labels {
+        Some(labels) => export.with_labels(labels),
+        None => export,
+    };
+    let shown = entry.shown_name().map(|name| format!(" ({name})")).unwrap_or_default();
+    let (event, device) = (EventName::BlkdevStarted.name(), &export.device_path);
+    let backend = below.id.0;
+    tracing::info!(transport, blkdev = entry.id.0, event, backend, device, "serving {device}{shown}");
+    if let Some(note) = &export.note {
+        tracing::warn!(transport, blkdev = entry.id.0, "{note}");
+    }
+    Ok(export)
 }
 
 /// What the labels of a block device say.
@@ -277,7 +293,7 @@ fn socket_answers(choice: &ExportChoice) -> Result<()> {
 }
 
 /// The identity of a block device across restarts: the random UUID of its backend, and its number.
-fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
+pub(super) fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
     [backend.as_slice(), &id.0.to_le_bytes()].concat()
 }
 
@@ -297,7 +313,7 @@ impl TransportHandle {
             let backend = self.transport.backend(entry.backend).ok()?;
             Some(blkdev_identity(&backend.uuid, entry.id))
         };
-        ours.filter_map(identity).collect()
+        ours.filter_map(identity).chain(self.remote_identities()).collect()
     }
 }
 
@@ -309,19 +325,10 @@ impl Running {
             .values()
             .flat_map(|slot| slot.blkdevs.iter().map(|(&id, blkdev)| blkdev.info(id)))
             .collect();
+        list.extend(self.remote_infos(transport));
         list.extend(others.into_iter().map(|entry| {
             let (id, name) = (entry.id, device_name(transport, entry.id.0));
-            BlkdevSlot {
-                entry,
-                export: None,
-                error: None,
-                name,
-                left: None,
-                retry: None,
-                file_change: None,
-                shown: None,
-            }
-            .info(id)
+            BlkdevSlot::closed(entry, name).info(id)
         }));
         list.sort_by_key(|info| info.blkdev_id);
         list
@@ -336,6 +343,9 @@ impl Manager {
         let name = request.name.as_deref().map(Name::new).transpose()?;
         // Without the lock: no other command may wait for a file system here.
         socket_answers(&choice)?;
+        if self.is_of_another_host(transport, BackendId(request.backend))? {
+            return self.remote_start(transport, request, &choice, name.as_ref());
+        }
         let mut taken =
             self.take_slot(transport, BackendId(request.backend), "its block device is being opened")?;
         let TakenSlot { handle, slot, .. } = &mut taken;
@@ -370,6 +380,9 @@ impl Manager {
                 ),
             ));
         }
+        if let Some(service) = &slot.service {
+            return Err(service.in_use());
+        }
         let _opening = self.opening.read();
         // Before its row is created.
         slot.refuse_while_served()?;
@@ -384,16 +397,7 @@ impl Manager {
             Ok((export, entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);
                 let left = Some(self.fixed.context.left(&slot.identity(id)));
-                let blkdev = BlkdevSlot {
-                    entry,
-                    export: Some(export),
-                    error: None,
-                    name,
-                    left,
-                    retry: None,
-                    file_change: None,
-                    shown: None,
-                };
+                let blkdev = BlkdevSlot { export: Some(export), left, ..BlkdevSlot::closed(entry, name) };
                 let info = blkdev.info(id);
                 slot.blkdevs.insert(id, blkdev);
                 Ok(info)
@@ -422,6 +426,10 @@ impl Manager {
             if tables.get(&transport).is_some_and(|slot| slot.is_taken) {
                 let text = format!("transport {transport} is being opened, unregistered or grown");
                 return Err(Error::new(ErrorKind::Busy, text));
+            }
+            if running(&tables, transport).is_ok_and(|running| running.remotes.contains_key(&id)) {
+                drop(tables);
+                return self.remote_stop(transport, id, request);
             }
             running(&tables, transport).map(|running| {
                 let has_it = |(_, slot): &(&BackendId, &BackendSlot)| slot.blkdevs.contains_key(&id);
@@ -491,7 +499,7 @@ impl Manager {
     }
 }
 
-fn name_while_closed(fixed: &Fixed, transport: u32, id: BlkdevId) -> String {
+pub(super) fn name_while_closed(fixed: &Fixed, transport: u32, id: BlkdevId) -> String {
     fixed.context.dev_dir.join(device_name(transport, id.0)).display().to_string()
 }
 

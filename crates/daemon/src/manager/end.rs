@@ -8,6 +8,7 @@
 
 use super::backend::BackendSlot;
 use super::conditions::{SharedConditions, log_unended};
+use super::remote_blkdevs::RemoteSlot;
 use super::tasks::{Stage, Task, run_until};
 use super::transport::{EndedTransport, Running};
 use super::{Manager, Tables, watch};
@@ -91,11 +92,12 @@ impl Manager {
                 for (transport, running) in
                     taken.into_iter().filter_map(|(id, slot)| Some((id, slot.running.ok()?)))
                 {
-                    let Running { path, transport: engine, presence, backends, .. } = running;
+                    let Running { path, transport: engine, presence, backends, remotes, .. } = running;
                     left.push(EndedTransport::new(path, engine, presence));
                     conditions
                         .extend(backends.values().map(|slot| SharedConditions::clone(&slot.conditions)));
                     tasks.extend(backends.into_iter().map(|(id, slot)| end_of(transport, id, slot)));
+                    tasks.extend(remotes.into_values().map(RemoteSlot::end_task));
                 }
                 hung.extend(run_until(deadline, tasks));
                 // The process may end before the stop of a backend that hangs.

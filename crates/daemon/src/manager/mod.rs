@@ -31,9 +31,11 @@ mod promise;
 mod recorder;
 mod register;
 mod remote;
+mod remote_blkdevs;
 mod reopen;
 mod retry;
 mod scrubs;
+mod services;
 mod sharing;
 mod slots;
 mod start;
@@ -380,6 +382,8 @@ impl Background {
                         manager.retry_down(&mut probes);
                         manager.examine_one_that_is_down();
                         manager.reopen_exports();
+                        manager.serve_other_hosts();
+                        manager.reopen_remotes();
                         manager.schedule_scrubs();
                         manager.watch_files(&mut watching);
                     }
@@ -423,6 +427,9 @@ fn summary(tables: &Tables) -> String {
         match &slot.running {
             Err(_) => failed += 1,
             Ok(running) => {
+                let served = running.remotes.values().filter(|slot| slot.blkdev.export.is_some()).count();
+                blkdevs += served;
+                failed += running.remotes.len() - served;
                 for backend in running.backends.values() {
                     backends += usize::from(backend.run.is_some());
                     failed += usize::from(backend.run.is_none());

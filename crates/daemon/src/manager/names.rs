@@ -161,7 +161,8 @@ fn backends(running: &Running) -> Vec<(u32, Option<Name>)> {
 /// The numbers of the block devices, each with its name.
 fn blkdevs(running: &Running) -> Vec<(u32, Option<Name>)> {
     let slots = running.backends.values().flat_map(|slot| &slot.blkdevs);
-    slots.map(|(id, slot)| (id.0, slot.entry.shown_name().cloned())).collect()
+    let remotes = running.remotes.iter().map(|(id, slot)| (id, &slot.blkdev));
+    slots.chain(remotes).map(|(id, slot)| (id.0, slot.entry.shown_name().cloned())).collect()
 }
 
 /// The only one with this name.

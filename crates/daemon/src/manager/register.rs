@@ -281,6 +281,9 @@ impl Manager {
                         slot.path
                     ));
                 }
+                if let Some(remote) = running.first_remote() {
+                    return busy(format!("{remote}; stop its block devices first"));
+                }
                 if !running.pending.is_empty() {
                     return busy("a backend is being started on it".to_owned());
                 }

@@ -128,6 +128,8 @@ impl BackendSlot {
             ending: self.ending.clone(),
             work: Some(work),
             unended: self.unended.clone(),
+            service: None,
+            service_error: self.service_error.clone(),
             trace: self.trace.clone(),
             blkdevs: self
                 .blkdevs
@@ -230,15 +232,15 @@ impl Manager {
 
     /// Reads again how much space is free where other hosts take and release some.
     pub(super) fn refresh_shared(&self) {
-        let shared: Vec<TransportHandle> = {
-            let Some(tables) = self.tables.try_lock() else { return };
-            let running = tables.iter().filter_map(|(id, slot)| Some((*id, slot.running.as_ref().ok()?)));
-            running
-                .filter(|(_, running)| running.living.is_some())
-                .map(|(id, running)| running.handle(id))
-                .collect()
-        };
-        shared.iter().for_each(|handle| self.refresh_tables_copy(handle));
+        self.shared_handles().iter().for_each(|handle| self.refresh_tables_copy(handle));
+    }
+
+    /// Handles of the transports that are up and whose regions several hosts share; none if a command holds the tables.
+    pub(super) fn shared_handles(&self) -> Vec<TransportHandle> {
+        let Some(tables) = self.tables.try_lock() else { return Vec::new() };
+        let running = tables.iter().filter_map(|(id, slot)| Some((*id, slot.running.as_ref().ok()?)));
+        let shared = running.filter(|(_, running)| running.living.is_some());
+        shared.map(|(id, running)| running.handle(id)).collect()
     }
 
     /// Updates the cached copy of the region's tables.

@@ -224,6 +224,7 @@ impl Manager {
             );
             return Err(Error::new(ErrorKind::Busy, text));
         }
+        taken.slot.end_service(true)?;
         for blkdev in taken.slot.blkdevs.values_mut() {
             taken.slot.unended.extend(blkdev.close_for_good(true)?);
         }
@@ -264,6 +265,10 @@ impl Manager {
         taken.slot.unended.extend(taken.handle.revoke(&self.fixed, &taken.slot.entry));
         for blkdev in std::mem::take(&mut taken.slot.blkdevs).into_keys() {
             taken.handle.transport.remove_blkdev(blkdev)?;
+        }
+        let served = taken.handle.transport.served_blkdevs();
+        for served in served.iter().filter(|served| served.backend == id) {
+            taken.handle.transport.end_serving(served)?;
         }
         taken.handle.transport.remove_backend(id)?;
         forget(&self.fixed, &taken.slot.entry);
@@ -344,6 +349,9 @@ impl BackendSlot {
     }
 
     fn close_all(&mut self, force: bool) -> Result<()> {
+        if let Err(error) = self.end_service(true) {
+            self.unended.push(error.line());
+        }
         for blkdev in self.blkdevs.values_mut() {
             self.unended.extend(blkdev.close(force)?);
         }
@@ -351,6 +359,9 @@ impl BackendSlot {
     }
 
     fn refuse_if_used(&self) -> Result<()> {
+        if let Some(service) = &self.service {
+            return Err(service.in_use());
+        }
         self.blkdevs.values().try_for_each(|blkdev| blkdev.refuse_if_used())
     }
 }

@@ -3,6 +3,7 @@
 use super::backend::BackendSlot;
 use super::end::{CLOSE_LIMIT, NotSynced, end_of};
 use super::probe::{StartTime, answers};
+use super::remote_blkdevs::RemoteSlot;
 use super::retry::Retry;
 use super::slots::{TablesCopy, TransportHandle};
 use super::tasks::run_until;
@@ -21,7 +22,7 @@ use cbd_runtime::region::{
     OpenTransport, REGION_TIMEOUT, bytes_used, open_existing, require_persistent, sync_region,
     sync_region_at_end, with_tools,
 };
-use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
+use cbd_types::{BackendId, BlkdevId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -64,6 +65,8 @@ pub(super) struct Running {
     /// The contents of the caches of other hosts, read when this host was registered.
     pub others: Vec<String>,
     pub backends: BTreeMap<BackendId, BackendSlot>,
+    /// The block devices of this host on backends of other hosts.
+    pub remotes: BTreeMap<BlkdevId, RemoteSlot>,
     /// Dropped before the transport, and after what stores into it.
     pub presence: Option<Presence>,
     pub transport: Arc<Transport<ProcessEnvironment>>,
@@ -353,16 +356,19 @@ impl Running {
             size_seen: Arc::default(),
             others: Vec::new(),
             backends: BTreeMap::new(),
+            remotes: BTreeMap::new(),
             presence,
             transport,
         };
         running.restore_backends(fixed, entry.transport_id, time);
+        running.restore_remotes(fixed, entry.transport_id);
         running
     }
 
     /// Ends all backends of the transport and closes it, for a daemon that has ended meanwhile.
     pub fn end(self, id: u32, not_synced: &NotSynced) {
         let tasks = self.backends.into_iter().map(|(backend, slot)| end_of(id, backend, slot));
+        let tasks = tasks.chain(self.remotes.into_values().map(RemoteSlot::end_task));
         let late = run_until(Instant::now() + CLOSE_LIMIT, tasks.collect());
         for what in late {
             tracing::error!("not ended in time: {what}");

@@ -12,7 +12,8 @@ pub(super) fn of(tables: &Tables) -> Vec<BlkdevUser> {
     let running = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
     let devices = running.flat_map(|(transport, running)| {
         let slots = running.backends.values().flat_map(|backend| &backend.blkdevs);
-        slots.map(move |(id, slot)| (transport, id.0, slot))
+        let remotes = running.remotes.iter().map(|(id, slot)| (id, &slot.blkdev));
+        slots.chain(remotes).map(move |(id, slot)| (transport, id.0, slot))
     });
     devices.filter_map(|(transport, number, slot)| user_of(transport, number, slot)).collect()
 }

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The region of both daemons.
-struct Shared(tempfile::TempDir);
+pub(crate) struct Shared(tempfile::TempDir);
 
 impl Shared {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(tempfile::Builder::new().prefix("cbd-hosts-").tempdir_in("/dev/shm").unwrap())
     }
 
@@ -33,13 +33,13 @@ impl Shared {
 }
 
 /// A daemon that is a host of the region.
-struct Host {
-    daemon: Running,
-    fixture: Fixture,
+pub(crate) struct Host {
+    pub(crate) daemon: Running,
+    pub(crate) fixture: Fixture,
 }
 
 impl Host {
-    fn join(shared: &Shared, name: &str, format: bool) -> Self {
+    pub(crate) fn join(shared: &Shared, name: &str, format: bool) -> Self {
         let fixture = Fixture::new();
         let daemon = fixture.daemon();
         register(&daemon, &shared.registration(name, format)).unwrap();
@@ -71,7 +71,7 @@ fn register(daemon: &Running, request: &RegisterTransport) -> Result<TransportRe
 
 /// Waits until `is_so`, at most twenty seconds.
 #[track_caller]
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < end, "not in time: {what}");

@@ -18,6 +18,7 @@ mod reconnecting_clients;
 mod refusals;
 mod regions;
 mod remote;
+mod remote_blkdevs;
 mod same_disks;
 mod scrub;
 mod shared;

@@ -89,8 +89,9 @@ impl<E: Environment> Transport<E> {
         }
         let export = FieldText::new("export", &spec.export)?;
         let mut tables = self.tables.lock();
+        self.refuse_served(&tables, spec.backend)?;
         if let Some(name) = name {
-            tables.refuse_blkdev_name(None, spec.backend, name)?;
+            tables.refuse_blkdev_name(None, Some(spec.backend), name)?;
             self.refuse_name_of_others(name)?;
         }
         let backend_uuid =

@@ -8,7 +8,8 @@ use super::{SEGMENTS_PER_LANE, Tables, Transport};
 use crate::{Environment, lane_map::LaneMap, slots::TwoSlots};
 use alloc::{format, vec::Vec};
 use cbd_format::{
-    Drained, LaneMark, LaneTail, SegmentHeader, StateShape, record::bytes_of, segment::STATE_MAGIC,
+    Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape, record::bytes_of,
+    segment::STATE_MAGIC,
 };
 use cbd_types::{Epoch, Error, ErrorKind, InFlight, LaneId, MutationPoint, Result, SegmentId, Size};
 
@@ -151,7 +152,7 @@ impl<E: Environment> Transport<E> {
         after: Epoch,
     ) -> Result<()> {
         // 1. The segments name the cache. They remain free until a row names it too.
-        self.store_entries(tables, &plan.segments, row, cache_id)?;
+        self.store_entries(tables, &plan.segments, SegmentEntry::of_cache(row, cache_id))?;
         // 2. The state block of an empty cache. Nothing relies on it before the row is stored.
         let stored = self.initialise_state(plan.segments[0], plan.lanes, cache_id, (after.0, 0));
         self.region.fence(MutationPoint::BackendStateFence, stored);

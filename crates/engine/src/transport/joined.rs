@@ -33,7 +33,7 @@ pub(super) struct Joined<E: Environment> {
 #[derive(Debug)]
 pub(super) struct Shares {
     parts: SharedLayout,
-    backends: Vec<bool>,
+    pub(super) backends: Vec<bool>,
     blkdevs: Vec<bool>,
     groups: Vec<bool>,
     /// Segments in groups that no host has, and when they were counted.
@@ -266,7 +266,7 @@ impl<E: Environment> Transport<E> {
         }
         let mut used = vec![false; shares.groups.len()];
         for segment in 0..tables.segments.len() {
-            if tables.names_cache(segment) || tables.may_be_of_lost_row(segment) {
+            if tables.is_used(segment) || tables.may_be_of_lost_row(segment) {
                 used[shares.parts.group_of(segment as u32) as usize] = true;
             }
         }
@@ -324,8 +324,13 @@ impl<E: Environment> Transport<E> {
             let row = self.read_row::<BlkdevRow>(layout.blkdev_area, layout.blkdev_rows, id);
             if let Some(row) = row.content().filter(|row| row.state.get() == STATE_ACTIVE) {
                 let backend = row.backend.get();
-                let below = (backend < layout.backend_rows)
-                    .then(|| self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, backend));
+                let layout = match row.backend_host.get() {
+                    0 => Some(*layout),
+                    host => layout.for_host(host - 1),
+                };
+                let below = layout.filter(|layout| backend < layout.backend_rows).map(|layout| {
+                    self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, backend)
+                });
                 found.push(blkdev_entry(id, row, below.as_ref().and_then(TwoSlots::content)));
             }
         })?;
@@ -333,7 +338,7 @@ impl<E: Environment> Transport<E> {
     }
 
     /// Calls `each` with the rows that other hosts have, and the layout with the tables of their host.
-    fn rows_of_others(&self, kind: RowKind, each: &mut dyn FnMut(u32, &Layout)) -> Result<()> {
+    pub(super) fn rows_of_others(&self, kind: RowKind, each: &mut dyn FnMut(u32, &Layout)) -> Result<()> {
         let Some(joined) = &self.joined else { return Ok(()) };
         let layout = self.layout();
         let Some(parts) = layout.shared_parts() else { return Ok(()) };
@@ -347,7 +352,7 @@ impl<E: Environment> Transport<E> {
         Ok(())
     }
 
-    fn read_row<T: SlotContent>(&self, area: u64, rows: u32, row: u32) -> TwoSlots<T> {
+    pub(super) fn read_row<T: SlotContent>(&self, area: u64, rows: u32, row: u32) -> TwoSlots<T> {
         let at = Layout::slots::<T>(area, rows, row);
         for at in at {
             self.region.observe(MutationPoint::VoteObserve, at, T::SLOT_SIZE as u64);
@@ -382,9 +387,9 @@ impl<E: Environment> Transport<E> {
 }
 
 impl<E: Environment> Tables<E> {
-    /// Whether a segment names a cache that a row of this host has.
-    fn names_cache(&self, segment: usize) -> bool {
-        self.owner(segment).is_some()
+    /// Whether a segment names a cache, or a channel, that a row of this host has.
+    pub(super) fn is_used(&self, segment: usize) -> bool {
+        self.owner(segment).is_some() || self.is_channel_area(segment)
     }
 }
 

@@ -8,6 +8,7 @@ mod attach;
 mod backends;
 mod blkdevs;
 mod caches;
+mod channels;
 mod extend;
 mod grow;
 mod hosts;
@@ -27,6 +28,7 @@ mod view;
 
 pub use backends::{BackendEntry, BackendSpec};
 pub use blkdevs::{BlkdevEntry, BlkdevSpec};
+pub use channels::{ChannelArea, RemoteBlkdev, ServedBlkdev};
 pub use hosts::HostEntry;
 pub use moved::FormerDisk;
 pub use pins::StoredPins;
@@ -479,7 +481,7 @@ impl<E: Environment> Tables<E> {
     fn may_be_of_lost_row(&self, segment: usize) -> bool {
         let entry = &self.segments[segment];
         let row = entry.content().and_then(|entry| self.backends.get(entry.backend.get() as usize));
-        entry.is_lost() || row.is_some_and(TwoSlots::is_lost)
+        entry.is_lost() || row.is_some_and(TwoSlots::is_lost) || self.may_be_of_lost_blkdev(segment)
     }
 
     /// Whether both copies of the row of a backend are lost and there is evidence that the backend existed: a segment or a
@@ -508,7 +510,7 @@ impl<E: Environment> Tables<E> {
         let segments = 0..self.segments.len();
         segments
             .filter(|segment| self.shares.as_ref().is_none_or(|shares| shares.has_segment(*segment)))
-            .filter(|segment| self.owner(*segment).is_none())
+            .filter(|segment| !self.is_used(*segment))
             .filter(|segment| !self.may_be_of_lost_row(*segment))
             .map(|segment| SegmentId(segment as u32))
             .collect()

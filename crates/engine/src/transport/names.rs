@@ -45,8 +45,9 @@ impl<E: Environment> Transport<E> {
     pub fn name_blkdev(&self, id: BlkdevId, name: Option<&Name>) -> Result<()> {
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
-        let backend = row.content().map(|row| BackendId(row.backend.get()));
-        if let (Some(name), Some(backend)) = (name, backend) {
+        let local = row.content().filter(|row| row.backend_host.get() == 0);
+        let backend = local.map(|row| BackendId(row.backend.get()));
+        if let Some(name) = name {
             tables.refuse_blkdev_name(Some(id), backend, name)?;
             self.refuse_name_of_others(name)?;
         }
@@ -63,8 +64,9 @@ impl<E: Environment> Tables<E> {
     /// [`ErrorKind::AlreadyExists`] if another backend, or a blkdev of another backend, has it.
     pub(super) fn refuse_backend_name(&self, id: Option<BackendId>, name: &Name) -> Result<()> {
         self.refuse_name_of_backends(id, name)?;
-        let blkdevs = self.blkdev_rows();
-        let mut others = blkdevs.filter(|(_, row)| Some(BackendId(row.backend.get())) != id);
+        let is_below =
+            |row: &BlkdevRow| row.backend_host.get() == 0 && Some(BackendId(row.backend.get())) == id;
+        let mut others = self.all_blkdev_rows().filter(|(_, row)| !is_below(row));
         let taken = others.find(|(_, row)| has(&row.name, name));
         taken.map_or(Ok(()), |(id, _)| Err(taken_by(name, &format!("blkdev {id}"))))
     }
@@ -76,11 +78,11 @@ impl<E: Environment> Tables<E> {
     pub(super) fn refuse_blkdev_name(
         &self,
         id: Option<BlkdevId>,
-        backend: BackendId,
+        backend: Option<BackendId>,
         name: &Name,
     ) -> Result<()> {
-        self.refuse_name_of_backends(Some(backend), name)?;
-        let mut others = self.blkdev_rows().filter(|(other, _)| Some(BlkdevId(*other)) != id);
+        self.refuse_name_of_backends(backend, name)?;
+        let mut others = self.all_blkdev_rows().filter(|(other, _)| Some(BlkdevId(*other)) != id);
         let taken = others.find(|(_, row)| has(&row.name, name));
         taken.map_or(Ok(()), |(id, _)| Err(taken_by(name, &format!("blkdev {id}"))))
     }
@@ -93,10 +95,19 @@ impl<E: Environment> Tables<E> {
         taken.map_or(Ok(()), |(id, _)| Err(taken_by(name, &format!("backend {id}"))))
     }
 
-    /// The blkdevs whose backend is still the one on which they were created.
+    /// The blkdevs on backends of this host and of others.
+    fn all_blkdev_rows(&self) -> impl Iterator<Item = (u32, &BlkdevRow)> {
+        self.blkdev_rows().chain(self.remote_rows())
+    }
+
+    /// The blkdevs whose backend is one of this host, and still the one on which they were created.
     pub(super) fn blkdev_rows(&self) -> impl Iterator<Item = (u32, &BlkdevRow)> {
         rows(&self.blkdevs, |row: &BlkdevRow| row.state.get()).filter(|(_, row)| {
-            self.backends.get(row.backend.get() as usize).is_some_and(|backend| is_of(row, backend.content()))
+            row.backend_host.get() == 0
+                && self
+                    .backends
+                    .get(row.backend.get() as usize)
+                    .is_some_and(|backend| is_of(row, backend.content()))
         })
     }
 }

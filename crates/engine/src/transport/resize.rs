@@ -48,7 +48,7 @@ impl<E: Environment> Transport<E> {
         };
         cache.prepare_segments(&self.layout(), new)?;
         // 1. They name the cache.
-        self.store_entries(&mut tables, new, id.0, cache.id())?;
+        self.store_entries(&mut tables, new, SegmentEntry::of_cache(id.0, cache.id()))?;
         // 2. The row. From here on they are the cache's.
         self.update_row(&mut tables, id, |row| row.segments = (row.segments.get() + segments).into())?;
         // 3. They are used.
@@ -75,7 +75,7 @@ impl<E: Environment> Transport<E> {
         })?;
         // 2. No cache owns them.
         let given_up = shrink.take();
-        self.store_entries(&mut tables, &given_up, NO_BACKEND, 0)?;
+        self.store_entries(&mut tables, &given_up, SegmentEntry::of_cache(NO_BACKEND, 0))?;
         self.release_unused(&mut tables);
         Ok(())
     }
@@ -96,24 +96,17 @@ impl<E: Environment> Transport<E> {
             return Ok(());
         }
         let given_up = cache.give_up_free(surplus);
-        self.store_entries(tables, &given_up, NO_BACKEND, 0)
+        self.store_entries(tables, &given_up, SegmentEntry::of_cache(NO_BACKEND, 0))
     }
 
-    /// Durably stores the owner of `segments`: the cache `cache_id` of the backend in `row`. In both slots of each entry, so that one
+    /// Durably stores `entry` for `segments`. In both slots of each entry, so that one
     /// failed page returns no segment to an earlier owner.
     pub(super) fn store_entries(
         &self,
         tables: &mut Tables<E>,
         segments: &[SegmentId],
-        row: u32,
-        cache_id: u64,
+        entry: SegmentEntry,
     ) -> Result<()> {
-        let entry = SegmentEntry {
-            backend: row.into(),
-            reserved: 0.into(),
-            cache_id: cache_id.into(),
-            reserved2: [0; 32],
-        };
         let layout = self.layout();
         let is_changed =
             |extent: &Extent| segments.iter().any(|id| (extent.first..extent.end()).contains(&id.0));

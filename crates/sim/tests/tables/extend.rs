@@ -26,8 +26,7 @@ fn leftovers(tables: &Tables, length: u64) -> Vec<u8> {
     let (before, row) = (tables.info().layout, tables.backend_row(ID).expect("it is there"));
     let layout = before.grown_to(before.region_size + length).expect("it fits");
     let mut bytes = vec![0xa5; length as usize];
-    let entry =
-        SegmentEntry { backend: 0.into(), reserved: 0.into(), cache_id: row.cache_id, reserved2: [0; 32] };
+    let entry = SegmentEntry::of_cache(0, row.cache_id.get());
     for segment in (before.segment_count..layout.segment_count).map(SegmentId) {
         let slot = Slot::encode_content_line(9, &entry, u64::from(segment.0));
         for at in layout.segment_slots(segment) {

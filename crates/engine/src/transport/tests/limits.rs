@@ -55,12 +55,7 @@ fn a_cache_that_has_lost_a_segment_is_damaged() {
 fn a_segment_that_names_no_cache_is_of_no_backend() {
     let transport = transport();
     let id = transport.create_backend(&BackendSpec { cache_bytes: None, ..spec() }).expect("room");
-    let nothing = |backend: u32| SegmentEntry {
-        backend: backend.into(),
-        reserved: 0.into(),
-        cache_id: 0.into(),
-        reserved2: [0; 32],
-    };
+    let nothing = |backend: u32| SegmentEntry::of_cache(backend, 0);
     let free = transport.info().free_segments;
     let _ = transport.tables.lock().segments[3].store(&transport.region, nothing(id.0));
     assert_eq!(transport.info().free_segments, free);

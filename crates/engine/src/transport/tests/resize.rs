@@ -168,7 +168,9 @@ fn half_grown(rig: &Rig, segments: &[u32]) {
     let id = rig.cache.id();
     let segments: Vec<SegmentId> = segments.iter().copied().map(SegmentId).collect();
     let mut tables = rig.transport.tables.lock();
-    rig.transport.store_entries(&mut tables, &segments, 0, id).expect("no store fails");
+    rig.transport
+        .store_entries(&mut tables, &segments, SegmentEntry::of_cache(0, id))
+        .expect("no store fails");
 }
 
 #[test]

@@ -1,0 +1,395 @@
+//! Block devices of this host on backends of other hosts: their rows, their channels, and their exports in this process.
+//!
+//! Invariants: a device is opened when the host that has the backend serves it, and opened again as long as it is not. While that host is
+//! away, requests wait. Work that can wait for another host runs without the lock of the tables: the worker takes the device out, and a
+//! placeholder shows it.
+//!
+//! Elsewhere: the channel (`cbd-remote`), the rows (`cbd-engine`, `transport/channels.rs`), the host that serves (`services`).
+
+use super::blkdev::{BlkdevSlot, blkdev_identity, export_device, name_while_closed, unknown};
+use super::slots::TransportHandle;
+use super::tasks::{Stage, Task, poll_until};
+use super::transport::{Running, running, running_mut};
+use super::{Fixed, Manager, stopping};
+use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
+use crate::events::EventName;
+use crate::exports::{ExportChoice, device_name, labels};
+use cbd_channel::Areas;
+use cbd_engine::{BackendEntry, BlkdevSpec, Environment, RemoteBlkdev};
+use cbd_export::BlockDevice;
+use cbd_pmem::Mapping;
+use cbd_remote::RemoteDevice;
+use cbd_types::{BackendId, BlkdevId, Context, Error, ErrorKind, Name, Result};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a command waits for the other host, which looks for new devices each second.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Time between two attempts to open a device.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// Timeout of a command for a device that another worker has.
+const TAKE_LIMIT: Duration = Duration::from_secs(10);
+/// Requests that wait for longer than this are shown.
+const SHOWN_WAIT: Duration = Duration::from_secs(3);
+
+/// A block device of this host on a backend of another one; it may have failed to open.
+#[derive(Debug)]
+pub(super) struct RemoteSlot {
+    row: RemoteBlkdev,
+    pub blkdev: BlkdevSlot,
+    device: Option<Arc<RemoteDevice<Mapping>>>,
+    /// Whether a worker has the device itself, and this is its placeholder.
+    is_taken: bool,
+    /// When it is to be opened again.
+    due: Instant,
+}
+
+/// A device that was taken out of the tables. The worker must put it back, or remove it.
+struct TakenRemote {
+    handle: TransportHandle,
+    id: BlkdevId,
+    slot: RemoteSlot,
+}
+
+impl RemoteSlot {
+    fn closed(fixed: &Fixed, transport: u32, row: RemoteBlkdev) -> Self {
+        let name = name_while_closed(fixed, transport, row.entry.id);
+        let mut blkdev = BlkdevSlot::closed(row.entry.clone(), name);
+        blkdev.left = Some(fixed.context.left(&identity_of(&row)));
+        Self { row, blkdev, device: None, is_taken: false, due: Instant::now() }
+    }
+
+    /// The row of `dev-list`.
+    pub fn info(&self, handle: &TransportHandle) -> BlkdevInfo {
+        let host = handle.host_name(self.row.owner);
+        let mut info = self.blkdev.info(self.row.entry.id);
+        let of_host = format!("on backend {} of host {host}", self.row.entry.backend);
+        info.note = Some(info.note.map_or_else(|| of_host.clone(), |note| format!("{of_host}; {note}")));
+        let waiting = self.device.as_ref().and_then(|device| device.waiting());
+        if let Some(waiting) = waiting.filter(|waiting| *waiting > SHOWN_WAIT) {
+            let text = format!("requests have waited for host {host} for {} s", waiting.as_secs());
+            info.error = Some(info.error.map_or_else(|| text.clone(), |error| format!("{error}; {text}")));
+        }
+        info
+    }
+
+    fn take(&mut self) -> Self {
+        let shown = Self {
+            row: self.row.clone(),
+            blkdev: self.blkdev.shown(self.row.entry.id),
+            device: self.device.clone(),
+            is_taken: true,
+            due: self.due,
+        };
+        std::mem::replace(self, shown)
+    }
+
+    fn open(&mut self, fixed: &Fixed, handle: &TransportHandle) -> Result<()> {
+        let backend = handle.backend_below(&self.row)?;
+        let device = Arc::new(connect(fixed, handle, &self.row)?);
+        let exported: Arc<dyn BlockDevice> = Arc::clone(&device) as _;
+        let identity = identity_of(&self.row);
+        match export_device(fixed, handle, (&backend, &identity), &self.row.entry, &exported) {
+            Ok(export) => {
+                (self.blkdev.export, self.blkdev.error, self.device) = (Some(export), None, Some(device));
+                Ok(())
+            }
+            Err(error) => {
+                device.close();
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens a device that has a row already; on failure it stores the reason.
+    fn open_again(&mut self, fixed: &Fixed, handle: &TransportHandle) {
+        let Err(error) = self.open(fixed, handle) else { return };
+        let line = error.line();
+        // Attempts repeat the same error: only a change of it is logged.
+        if self.blkdev.error.as_ref() != Some(&line) {
+            let (event, transport, id) = (EventName::BlkdevFailed.name(), handle.id, self.row.entry.id);
+            tracing::error!(transport, blkdev = id.0, event, "the block device is not served: {error}");
+        }
+        self.blkdev.error = Some(line);
+    }
+
+    /// Ends it with the daemon: its export is closed, or left to the next daemon, then its channel.
+    pub fn end(mut self) {
+        self.blkdev.end();
+        if let Some(device) = self.device.take() {
+            device.close();
+        }
+    }
+
+    /// As a task of the end of the daemon.
+    pub fn end_task(self) -> Task {
+        let name = format!("block device {} on a backend of another host", self.row.entry.id);
+        Task::new(name, move |stage: &Stage| {
+            stage.set("it does not close");
+            self.end();
+        })
+    }
+}
+
+impl TransportHandle {
+    /// The backend of another host below a device.
+    fn backend_below(&self, row: &RemoteBlkdev) -> Result<BackendEntry> {
+        let is_it = |entry: &BackendEntry| entry.id == row.entry.backend && entry.uuid == row.backend_uuid;
+        self.entries_of_others().into_iter().find(is_it).ok_or_else(|| {
+            Error::new(
+                ErrorKind::NotFound,
+                format!(
+                    "backend {} of host {}, on which it was made, is gone; dev-stop -d {} removes it",
+                    row.entry.backend,
+                    self.host_name(row.owner),
+                    row.entry.id
+                ),
+            )
+        })
+    }
+}
+
+/// Begins a session in the channel to the host that has the backend.
+fn connect(fixed: &Fixed, handle: &TransportHandle, row: &RemoteBlkdev) -> Result<RemoteDevice<Mapping>> {
+    let end = Instant::now() + CONNECT_LIMIT;
+    let found = RefCell::new(Ok(None));
+    poll_until(end, || {
+        *found.borrow_mut() = handle.transport.server_area(row);
+        !matches!(*found.borrow(), Ok(None))
+    });
+    let host = handle.host_name(row.owner);
+    let server = found.into_inner()?.ok_or_else(|| {
+        let text = format!(
+            "host {host} did not open backend {} for this one within {} s",
+            row.entry.backend,
+            CONNECT_LIMIT.as_secs()
+        );
+        Error::new(ErrorKind::TimedOut, format!("{text}: see whether it is alive (host-list), and its log"))
+    })?;
+    let areas = Areas { client: row.area.at, server: server.at };
+    let (bytes, session) = (server.bytes.min(row.area.bytes), fixed.environment.random());
+    let left = end.saturating_duration_since(Instant::now()).max(RETRY_INTERVAL);
+    RemoteDevice::open(handle.transport.shared_region(), areas, bytes, session, left)
+        .context(|| format!("the channel to host {host}"))
+}
+
+impl Running {
+    /// Adds the block devices of this host on backends of other hosts. The background thread opens them.
+    pub(super) fn restore_remotes(&mut self, fixed: &Fixed, transport: u32) {
+        for row in self.transport.remote_blkdevs() {
+            let mut slot = RemoteSlot::closed(fixed, transport, row);
+            slot.blkdev.error = Some("it waits for the host that has its backend".to_owned());
+            self.remotes.insert(slot.row.entry.id, slot);
+        }
+    }
+
+    /// The rows of `dev-list`.
+    pub(super) fn remote_infos(&self, transport: u32) -> Vec<BlkdevInfo> {
+        let handle = self.handle(transport);
+        self.remotes.values().map(|slot| slot.info(&handle)).collect()
+    }
+
+    /// A block device that keeps the transport in use.
+    pub(super) fn first_remote(&self) -> Option<String> {
+        let (id, slot) = self.remotes.first_key_value()?;
+        Some(format!("block device {id} stands on backend {} of another host", slot.row.entry.backend))
+    }
+}
+
+impl TransportHandle {
+    /// The identities across restarts of the block devices on backends of other hosts.
+    pub(super) fn remote_identities(&self) -> Vec<Vec<u8>> {
+        self.transport.remote_blkdevs().iter().map(identity_of).collect()
+    }
+}
+
+/// The identity of a block device across restarts.
+fn identity_of(row: &RemoteBlkdev) -> Vec<u8> {
+    blkdev_identity(&row.backend_uuid, row.entry.id)
+}
+
+impl Manager {
+    /// Whether this backend is one of another host of a shared region.
+    pub(super) fn is_of_another_host(&self, transport: u32, backend: BackendId) -> Result<bool> {
+        let handle = {
+            let tables = self.tables()?;
+            let running = running(&tables, transport)?;
+            if running.living.is_none() || running.backends.contains_key(&backend) {
+                return Ok(false);
+            }
+            running.handle(transport)
+        };
+        Ok(handle.entries_of_others().iter().any(|entry| entry.id == backend))
+    }
+
+    /// Creates the row, waits for the other host, then opens the export; on failure the row is removed.
+    pub(super) fn remote_start(
+        &self,
+        transport: u32,
+        request: &StartBlkdev,
+        choice: &ExportChoice,
+        name: Option<&Name>,
+    ) -> Result<BlkdevInfo> {
+        let _work = self.begin_work()?;
+        let handle = self.handle(transport)?;
+        let backend = BackendId(request.backend);
+        let spec = BlkdevSpec { backend, host: handle.host, export: choice.to_string() };
+        let id = handle.transport.create_remote_blkdev(&spec, name)?;
+        let opened = self.open_new_remote(&handle, id, choice);
+        match opened {
+            Ok(slot) => {
+                let info = slot.info(&handle);
+                let mut tables = self.tables.lock();
+                match running_mut(&mut tables, transport) {
+                    Ok(running) => drop(running.remotes.insert(id, slot)),
+                    Err(_) => {
+                        drop(tables);
+                        slot.end();
+                        return Err(stopping());
+                    }
+                }
+                drop(tables);
+                self.refresh_tables_copy(&handle);
+                Ok(info)
+            }
+            Err(error) => {
+                if let Err(second) = handle.transport.remove_blkdev(id) {
+                    tracing::error!(
+                        blkdev = id.0,
+                        "the block device that did not start cannot be removed: {second}"
+                    );
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn open_new_remote(
+        &self,
+        handle: &TransportHandle,
+        id: BlkdevId,
+        choice: &ExportChoice,
+    ) -> Result<RemoteSlot> {
+        let row = handle.transport.remote_blkdevs().into_iter().find(|row| row.entry.id == id);
+        let mut slot = RemoteSlot::closed(&self.fixed, handle.id, row.ok_or_else(|| unknown(id))?);
+        let backend = handle.backend_below(&slot.row)?;
+        handle.allow(&self.fixed, &backend, choice)?;
+        let _opening = self.opening.read();
+        slot.open(&self.fixed, handle).inspect_err(|_| drop(handle.revoke(&self.fixed, &backend)))?;
+        Ok(slot)
+    }
+
+    /// Closes a block device on a backend of another host, and removes its row.
+    pub(super) fn remote_stop(
+        &self,
+        transport: u32,
+        id: BlkdevId,
+        request: StopBlkdev,
+    ) -> Result<BlkdevStopped> {
+        let _work = self.begin_work()?;
+        let mut taken = self.take_remote(transport, id)?;
+        let stopped = taken.stop(&self.fixed, request);
+        if stopped.is_err() {
+            self.put_remote_back(taken);
+            return stopped;
+        }
+        let mut tables = self.tables.lock();
+        let shown = running_mut(&mut tables, transport).ok().and_then(|running| running.remotes.remove(&id));
+        self.slot_returned.notify_all();
+        drop(tables);
+        drop(shown);
+        self.refresh_tables_copy(&taken.handle);
+        stopped
+    }
+
+    /// Takes a device out of the tables, and leaves a placeholder. Waits for another worker that has it.
+    fn take_remote(&self, transport: u32, id: BlkdevId) -> Result<TakenRemote> {
+        let end = Instant::now() + TAKE_LIMIT;
+        let mut tables = self.tables()?;
+        loop {
+            let running = running_mut(&mut tables, transport)?;
+            let handle = running.handle(transport);
+            let slot = running.remotes.get_mut(&id).ok_or_else(|| unknown(id))?;
+            if !slot.is_taken {
+                return Ok(TakenRemote { handle, id, slot: slot.take() });
+            }
+            if Instant::now() >= end {
+                let text = format!("block device {id} is busy: it is being opened or closed");
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+            self.slot_returned.wait_until(&mut tables, end);
+            if self.stopping.load(Ordering::SeqCst) {
+                return Err(stopping());
+            }
+        }
+    }
+
+    /// Puts a device back. If the daemon has ended meanwhile, ends it.
+    fn put_remote_back(&self, taken: TakenRemote) {
+        let TakenRemote { handle, id, slot } = taken;
+        let mut tables = self.tables.lock();
+        let there = running_mut(&mut tables, handle.id).ok().and_then(|running| running.remotes.get_mut(&id));
+        let Some(there) = there else {
+            drop(tables);
+            return slot.end();
+        };
+        let shown = std::mem::replace(there, slot);
+        self.slot_returned.notify_all();
+        drop(tables);
+        drop(shown);
+    }
+
+    /// Opens the devices that are not open and are due. If a command holds the tables, the next pass does it.
+    pub(super) fn reopen_remotes(self: &Arc<Self>) {
+        let Some(mut tables) = self.tables_to_retry() else { return };
+        let mut due = Vec::new();
+        for (&transport, slot) in tables.iter_mut() {
+            let Ok(running) = &mut slot.running else { continue };
+            let closed = running.remotes.iter_mut().filter(|(_, slot)| slot.is_due());
+            due.extend(closed.map(|(&id, slot)| {
+                slot.due = Instant::now() + RETRY_INTERVAL;
+                (transport, id)
+            }));
+        }
+        drop(tables);
+        for (transport, id) in due {
+            self.spawn_retry(move |manager| manager.reopen_remote(transport, id));
+        }
+    }
+
+    fn reopen_remote(&self, transport: u32, id: BlkdevId) {
+        let Ok(_work) = self.begin_work() else { return };
+        let Ok(mut taken) = self.take_remote(transport, id) else { return };
+        if taken.slot.blkdev.export.is_none() {
+            let _opening = self.opening.read();
+            taken.slot.open_again(&self.fixed, &taken.handle);
+        }
+        self.put_remote_back(taken);
+    }
+}
+
+impl RemoteSlot {
+    fn is_due(&self) -> bool {
+        self.blkdev.export.is_none() && !self.is_taken && self.due <= Instant::now()
+    }
+}
+
+impl TakenRemote {
+    fn stop(&mut self, fixed: &Fixed, request: StopBlkdev) -> Result<BlkdevStopped> {
+        let Self { handle, id, slot } = self;
+        let unended = slot.blkdev.close_for_good(request.force)?;
+        if let Some(device) = slot.device.take() {
+            device.close();
+        }
+        labels::remove(&fixed.context, &device_name(handle.id, id.0));
+        // Only while the other host has the backend is there anything to revoke.
+        let still_allowed =
+            handle.backend_below(&slot.row).ok().and_then(|backend| handle.revoke(fixed, &backend));
+        handle.transport.remove_blkdev(*id)?;
+        let (event, backend) = (EventName::BlkdevStopped.name(), slot.row.entry.backend.0);
+        tracing::info!(transport = handle.id, blkdev = id.0, event, backend, "stopped");
+        Ok(BlkdevStopped { warnings: unended.into_iter().chain(still_allowed).collect() })
+    }
+}

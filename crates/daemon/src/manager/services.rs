@@ -1,0 +1,211 @@
+//! Block devices of other hosts on backends of this one: a thread for each executes its requests.
+//!
+//! Which devices there are, the tables of the other hosts say; this daemon looks there each second.
+//!
+//! Invariants: a backend has one block device, of this host or of another one. A service begins only when no queue of the device is open,
+//! so no request of a former session reaches the device behind one of the present session. It ends before the backend does; with the
+//! daemon it ends without an error for the other host, whose requests wait for the next daemon.
+//!
+//! Elsewhere: the thread (`cbd-remote`), the areas (`cbd-engine`, `transport/channels.rs`), the other side (`remote_blkdevs`).
+
+use super::backend::BackendSlot;
+use super::slots::{TakenSlot, TransportHandle};
+use super::transport::running_mut;
+use super::{Fixed, Manager};
+use crate::exports::{STOP_TIMEOUT, prepare_data_thread};
+use cbd_channel::Areas;
+use cbd_engine::{ChannelArea, Environment, RemoteBlkdev, ServedBlkdev};
+use cbd_export::BlockDevice;
+use cbd_remote::{Service, ServiceOptions};
+use cbd_runtime::RunningBackend;
+use cbd_types::{BackendId, Error, ErrorKind, Geometry, HostId, Result};
+use std::sync::Arc;
+
+/// A block device of another host that is served.
+#[derive(Debug)]
+pub(super) struct ServedSlot {
+    served: ServedBlkdev,
+    /// The area of the other host.
+    client: ChannelArea,
+    /// The name of the other host.
+    host: String,
+    /// What the other host was told of the device.
+    geometry: Geometry,
+    service: Service,
+}
+
+impl ServedSlot {
+    fn is_for(&self, row: &RemoteBlkdev) -> bool {
+        is_of(&self.served, row) && self.client == row.area
+    }
+
+    /// Whether it can go on as it is; otherwise a new one is to follow it.
+    fn is_current(&mut self, run: &RunningBackend) -> bool {
+        let failure = self.service.failure();
+        if let Some(error) = &failure {
+            tracing::error!(
+                blkdev = self.served.blkdev.0,
+                "the thread that serves {self} has ended: {error}"
+            );
+        }
+        failure.is_none() && run.device().geometry() == self.geometry
+    }
+
+    /// Ends it; with `closes` the other host sees errors from now on.
+    pub fn stop(self, closes: bool) -> Result<()> {
+        let name = self.to_string();
+        self.service
+            .stop(closes, STOP_TIMEOUT)
+            .map_err(|error| error.while_doing(format!("{name} does not end")))
+    }
+
+    /// The error of a command that would take the backend from it.
+    pub fn in_use(&self) -> Error {
+        let (id, backend) = (self.served.blkdev, self.served.backend);
+        let text = format!("{self} stands on backend {backend}; stop it there first (dev-stop -d {id})");
+        Error::new(ErrorKind::Busy, text)
+    }
+}
+
+impl std::fmt::Display for ServedSlot {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "block device {} of host {}", self.served.blkdev, self.host)
+    }
+}
+
+fn is_of(served: &ServedBlkdev, row: &RemoteBlkdev) -> bool {
+    served.backend == row.entry.backend
+        && served.blkdev == row.entry.id
+        && served.host == row.entry.host
+        && served.ownership == row.ownership
+}
+
+impl TransportHandle {
+    /// The name of a host, for messages.
+    pub(super) fn host_name(&self, id: HostId) -> String {
+        let members = self.transport.members();
+        let host = members.and_then(|(members, _)| members.host(id).ok().flatten());
+        host.map_or_else(|| id.to_string(), |host| host.name)
+    }
+}
+
+impl Manager {
+    /// Begins and ends services as the tables of the other hosts say. If a command holds the tables of this daemon, the next pass does it.
+    pub(super) fn serve_other_hosts(self: &Arc<Self>) {
+        for handle in self.shared_handles() {
+            // What cannot be read now is read in the next pass.
+            let Ok(rows) = handle.transport.remote_blkdevs_of_others() else { continue };
+            let served = handle.transport.served_blkdevs();
+            let Some(mut tables) = self.tables_to_retry() else { return };
+            let Ok(running) = running_mut(&mut tables, handle.id) else { continue };
+            let backends = running.backends.iter_mut();
+            let due =
+                backends.filter_map(|(id, slot)| slot.needs_service(*id, &rows, &served).then_some(*id));
+            let due: Vec<BackendId> = due.collect();
+            drop(tables);
+            let transport = handle.id;
+            for id in due {
+                self.spawn_retry(move |manager| manager.serve_backend(transport, id));
+            }
+        }
+    }
+
+    fn serve_backend(&self, transport: u32, id: BackendId) {
+        let Some(mut taken) =
+            self.try_take_slot(transport, id, "a block device of another host is being opened")
+        else {
+            return;
+        };
+        let error = taken.serve(&self.fixed).err().map(|error| error.line());
+        // An attempt each second has the same error: only a change of it is logged.
+        if error != taken.slot.service_error
+            && let Some(line) = &error
+        {
+            tracing::error!(
+                transport,
+                backend = id.0,
+                "the block device of another host is not served: {line}"
+            );
+        }
+        taken.slot.service_error = error;
+        self.put_back(taken);
+    }
+}
+
+impl BackendSlot {
+    fn needs_service(&mut self, id: BackendId, rows: &[RemoteBlkdev], served: &[ServedBlkdev]) -> bool {
+        let Some(run) = self.run.as_ref().filter(|_| self.work.is_none() && !self.stopping) else {
+            return false;
+        };
+        let row = rows.iter().find(|row| row.entry.backend == id);
+        match (&mut self.service, row) {
+            (Some(service), _) => !(rows.iter().any(|row| service.is_for(row)) && service.is_current(run)),
+            (None, Some(_)) => true,
+            (None, None) => served.iter().any(|served| served.backend == id),
+        }
+    }
+
+    /// Ends the service of another host's block device, if there is one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if its requests do not complete: the thread ends with them.
+    pub(super) fn end_service(&mut self, closes: bool) -> Result<()> {
+        self.service.take().map_or(Ok(()), |service| service.stop(closes))
+    }
+}
+
+impl TakenSlot {
+    /// Ends what no other host asks for any more, and begins what one does.
+    fn serve(&mut self, fixed: &Fixed) -> Result<()> {
+        let Self { handle, id, slot, .. } = self;
+        let Some(run) = slot.run.clone().filter(|_| !slot.stopping) else { return Ok(()) };
+        let rows = handle.transport.remote_blkdevs_of_others()?;
+        let mut rows: Vec<RemoteBlkdev> = rows.into_iter().filter(|row| row.entry.backend == *id).collect();
+        let held = handle.transport.served_blkdevs().into_iter().filter(|served| served.backend == *id);
+        let held: Vec<ServedBlkdev> = held.collect();
+        // The one that has the backend keeps it.
+        rows.sort_by_key(|row| !held.iter().any(|served| is_of(served, row)));
+        let row = rows.first();
+        if let Some(service) = &mut slot.service
+            && !(row.is_some_and(|row| service.is_for(row)) && service.is_current(&run))
+        {
+            tracing::info!(transport = handle.id, backend = id.0, "{service} is not served any more");
+            slot.end_service(false)?;
+        }
+        for served in held.iter().filter(|served| !row.is_some_and(|row| is_of(served, row))) {
+            handle.transport.end_serving(served)?;
+        }
+        let Some(row) = row.filter(|_| slot.service.is_none()) else { return Ok(()) };
+        if let Some((blkdev, _)) = slot.blkdevs.first_key_value() {
+            let text = format!("block device {blkdev} of this host stands on backend {id}");
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        slot.refuse_while_served()?;
+        slot.service = Some(handle.start_service(fixed, row, &run)?);
+        Ok(())
+    }
+}
+
+impl TransportHandle {
+    fn start_service(&self, fixed: &Fixed, row: &RemoteBlkdev, run: &RunningBackend) -> Result<ServedSlot> {
+        let area = self.transport.serve_remote(row)?;
+        run.device().set_class(row.entry.class);
+        let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
+        let geometry = device.geometry();
+        let (id, backend) = (row.entry.id, row.entry.backend);
+        let options = ServiceOptions {
+            name: &format!("cbd-host-{id}"),
+            areas: Areas { client: row.area.at, server: area.at },
+            area_bytes: area.bytes.min(row.area.bytes),
+            session: fixed.environment.random(),
+            thread_setup: prepare_data_thread,
+        };
+        let service = Service::start(self.transport.shared_region(), device, &options)?;
+        let served =
+            ServedBlkdev { backend, blkdev: id, host: row.entry.host, ownership: row.ownership, area };
+        let slot =
+            ServedSlot { served, client: row.area, host: self.host_name(row.entry.host), geometry, service };
+        tracing::info!(transport = self.id, backend = backend.0, blkdev = id.0, "serving {slot}");
+        Ok(slot)
+    }
+}

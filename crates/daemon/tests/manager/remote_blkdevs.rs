@@ -1,0 +1,157 @@
+//! Block devices on backends of other hosts.
+
+use crate::fixture::{MIB, refused};
+use crate::hosts::{Host, Shared, wait_until};
+use cbd_daemon::api::{BlkdevInfo, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
+use cbd_daemon::control::{Control, Flow};
+use cbd_types::{ErrorKind, Result};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Starts a backend of 8 MiB without a block device; returns the path of its disk.
+fn backend(host: &Host) -> String {
+    let disk = host.fixture.disk("disk", 8 * MIB);
+    let request = StartBackend { start_dev: false, export: None, ..host.fixture.backend(&disk) };
+    assert_eq!(host.daemon.start_backend(0, &request).unwrap().backend_id, 0);
+    disk
+}
+
+/// Starts a block device on backend 0.
+fn start(host: &Host) -> Result<BlkdevInfo> {
+    let export = Some(host.fixture.export());
+    host.daemon.start_blkdev(0, &StartBlkdev { backend: 0, export, ..StartBlkdev::default() })
+}
+
+fn stop(host: &Host, id: u32) -> Result<()> {
+    host.daemon.stop_blkdev(0, id, StopBlkdev::default()).map(drop)
+}
+
+/// Two hosts: the first one has backend 0, the second one block device 0 on it.
+fn two_hosts() -> (Shared, Host, Host) {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    backend(&a);
+    assert_eq!(start(&b).unwrap().blkdev_id, 0);
+    (shared, a, b)
+}
+
+#[test]
+fn a_host_uses_a_backend_of_another_host_which_then_is_not_used_there() {
+    let (_shared, a, b) = two_hosts();
+    b.fixture.write_block();
+    b.fixture.block_is_there();
+    let shown = b.daemon.blkdevs(0, false).unwrap();
+    assert_eq!(shown.len(), 1);
+    assert_eq!((shown[0].backend_id, shown[0].alive, shown[0].error.as_deref()), (0, true, None));
+    assert_eq!(shown[0].note.as_deref(), Some("on backend 0 of host a"));
+    let seen = a.daemon.blkdevs(0, true).unwrap();
+    assert_eq!((seen[0].note.as_deref(), seen[0].alive), (Some("of host b"), true));
+    assert!(a.daemon.blkdevs(0, false).unwrap().is_empty());
+
+    // The backend has this one block device.
+    refused(start(&a), ErrorKind::Busy, "block device 0 of host b stands on backend 0");
+    refused(start(&b), ErrorKind::Busy, "stands on backend 0 already");
+    let stop_backend = StopBackend::default();
+    let stopped = a.daemon.stop_backend(0, 0, &stop_backend, &mut |_| Flow::Continue);
+    refused(stopped, ErrorKind::Busy, "block device 0 of host b stands on backend 0");
+    refused(b.daemon.unregister_transport(0), ErrorKind::Busy, "stands on backend 0 of another host");
+    b.fixture.block_is_there();
+
+    stop(&b, 0).unwrap();
+    assert!(b.daemon.blkdevs(0, true).unwrap().is_empty());
+    wait_until("the first host has noticed it", || start(&a).is_ok());
+    a.fixture.block_is_there();
+    refused(start(&b), ErrorKind::Busy, "stands on backend 0 already");
+    b.daemon.unregister_transport(0).unwrap();
+}
+
+#[test]
+fn requests_wait_for_the_host_that_has_the_backend_and_none_fails() {
+    let (_shared, mut a, b) = two_hosts();
+    let (is_over, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let _a = std::thread::scope(|scope| {
+        let (b, is_over, written) = (&b, &is_over, &written);
+        scope.spawn(move || {
+            let mut client = b.fixture.client();
+            for round in 1_u64.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let at = round % 256 * 16384;
+                let data = [round as u8; 16384];
+                client.write(at, &data, round % 16 == 0).expect("no request fails");
+                let mut found = [0; 16384];
+                client.read(at, &mut found).expect("no request fails");
+                assert_eq!(found, data);
+                written.store(round, Ordering::Relaxed);
+            }
+        });
+        for _ in 0..4 {
+            let before = written.load(Ordering::Relaxed);
+            wait_until("requests complete", || written.load(Ordering::Relaxed) > before + 20);
+            let Host { daemon, fixture } = a;
+            drop(daemon);
+            a = Host { daemon: fixture.daemon(), fixture };
+        }
+        let before = written.load(Ordering::Relaxed);
+        wait_until("requests complete", || written.load(Ordering::Relaxed) > before + 20);
+        is_over.store(true, Ordering::Relaxed);
+        a
+    });
+    let last = written.load(Ordering::Relaxed);
+    let mut client = b.fixture.client();
+    for round in last.saturating_sub(255)..=last {
+        let mut found = [0; 16384];
+        client.read(round % 256 * 16384, &mut found).unwrap();
+        assert_eq!(found, [round as u8; 16384], "round {round} of {last}");
+    }
+}
+
+#[test]
+fn a_host_that_comes_back_has_its_block_device_again() {
+    let (_shared, a, b) = two_hosts();
+    b.fixture.write_block();
+    let Host { daemon, fixture } = b;
+    drop(daemon);
+    let b = Host { daemon: fixture.daemon(), fixture };
+    wait_until("it is served again", || b.daemon.blkdevs(0, false).unwrap()[0].alive);
+    b.fixture.block_is_there();
+    // It is opened when the host that has the backend is there again, too.
+    let (Host { daemon: of_b, fixture: files_b }, Host { daemon: of_a, fixture: files_a }) = (b, a);
+    drop((of_b, of_a));
+    let b = Host { daemon: files_b.daemon(), fixture: files_b };
+    wait_until("its wait is shown", || {
+        let shown = &b.daemon.blkdevs(0, false).unwrap()[0];
+        !shown.alive && shown.error.as_ref().is_some_and(|error| error.contains("host a"))
+    });
+    let a = Host { daemon: files_a.daemon(), fixture: files_a };
+    wait_until("it is served again", || b.daemon.blkdevs(0, false).unwrap()[0].alive);
+    b.fixture.block_is_there();
+    drop((a, b));
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_and_leaves_nothing() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    refused(start(&b), ErrorKind::NotFound, "backend 0");
+    backend(&a);
+    // Its host is away.
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    refused(start(&b), ErrorKind::TimedOut, "host a did not open backend 0");
+    assert!(b.daemon.blkdevs(0, true).unwrap().is_empty());
+    // An address that other machines reach needs the same word as ever.
+    let a = Host { daemon: fixture.daemon(), fixture };
+    let remote = Some("nbd:tcp:0.0.0.0:0".to_owned());
+    let request = StartBlkdev { backend: 0, export: remote, ..StartBlkdev::default() };
+    refused(b.daemon.start_blkdev(0, &request), ErrorKind::InvalidArgument, "allow-remote");
+    // A stop by force is an error for the other host, and takes nothing else from it.
+    start(&b).unwrap();
+    b.fixture.write_block();
+    let force = StopBackend { force: true, ..StopBackend::default() };
+    a.daemon.stop_backend(0, 0, &force, &mut |_| Flow::Continue).unwrap();
+    b.fixture.client().write(0, &[1; 4096], true).expect_err("its backend is gone");
+    stop(&b, 0).unwrap();
+    let disk = std::fs::read(a.fixture.path("disk")).unwrap();
+    assert_eq!(disk[..4096], [9; 4096], "what was written before is on the disk");
+}

@@ -1,0 +1,382 @@
+//! The areas of channels: segments by which a host uses a backend of another host of a shared region.
+//!
+//! The host of the blkdev has the client's area, and the host of the backend the server's. Each stores its own tables and its own area
+//! alone, and finds the other one by the tables of the other host.
+//!
+//! Invariants: a client's area belongs to its channel only while the active row of the blkdev, with the same ownership number, names the
+//! segment; a server's area only while the active row of the backend has the same uuid. So a crash while one is created leaves a free
+//! segment. An area holds no header of an earlier use when its channel begins.
+//!
+//! Elsewhere: what is in the areas (`cbd-channel`), the decisions on segments and rows (`members`).
+
+use super::{
+    BlkdevEntry, BlkdevSpec, Tables, Transport,
+    blkdevs::{ROW, blkdev_entry},
+    joined::{RowKind, Shares},
+    rows::rows,
+};
+use crate::{Environment, slots::TwoSlots};
+use alloc::{format, vec, vec::Vec};
+use cbd_format::{
+    BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, FieldText, Object, PAGE, SegmentEntry, SlotContent,
+    tables::{NO_BACKEND, STATE_ACTIVE, USED_BY_CLIENT, USED_BY_SERVER, encode_name},
+};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, MutationPoint, Name, Result, SegmentId};
+
+/// One side's area of a channel: its place in the region, one whole segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChannelArea {
+    /// Offset of its first byte in the region.
+    pub at: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A blkdev whose backend another host has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RemoteBlkdev {
+    /// The blkdev; its `host` is the host that has the blkdev.
+    pub entry: BlkdevEntry,
+    /// The ownership number of its row.
+    pub ownership: u64,
+    /// The host that had the backend when the blkdev was created.
+    pub owner: HostId,
+    /// Identity of the backend.
+    pub backend_uuid: [u8; 16],
+    /// The client's area.
+    pub area: ChannelArea,
+}
+
+/// A server's area of this host, for a blkdev of another host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServedBlkdev {
+    /// The backend, which this host has.
+    pub backend: BackendId,
+    /// The blkdev.
+    pub blkdev: BlkdevId,
+    /// The host that has the blkdev.
+    pub host: HostId,
+    /// The ownership number of the blkdev's row.
+    pub ownership: u64,
+    /// The server's area.
+    pub area: ChannelArea,
+}
+
+impl<E: Environment> Transport<E> {
+    /// Creates a blkdev on a backend of another host, with the client's area of its channel.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] in a region of one host; [`ErrorKind::NotFound`] if no other host has the backend;
+    /// [`ErrorKind::Busy`] if a blkdev of any host uses it; [`ErrorKind::NoSpace`] without a free row or segment;
+    /// [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
+    pub fn create_remote_blkdev(&self, spec: &BlkdevSpec, name: Option<&Name>) -> Result<BlkdevId> {
+        let (members, member) = self.members().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts")
+        })?;
+        let not_found =
+            || Error::new(ErrorKind::NotFound, format!("no other host has backend {}", spec.backend));
+        let others = self.backends_of_others()?;
+        let below = others.iter().find(|entry| entry.id == spec.backend).ok_or_else(not_found)?;
+        let owner = members.owner(Object::Backend(spec.backend.0))?.ok_or_else(not_found)?;
+        if owner == member.id {
+            return Err(not_found());
+        }
+        let export = FieldText::new("export", &spec.export)?;
+        let in_use = self.blkdev_of_others_on(spec.backend, &below.uuid)?;
+        let mut tables = self.tables.lock();
+        let is_on = |row: &BlkdevRow| row.backend.get() == spec.backend.0 && row.backend_uuid == below.uuid;
+        let own = tables.remote_rows().find(|(_, row)| is_on(row)).map(|(id, _)| (BlkdevId(id), member.id));
+        if let Some((id, host)) = in_use.or(own) {
+            let text = format!("blkdev {id} of host {host} stands on backend {} already", spec.backend);
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        if let Some(name) = name {
+            tables.refuse_blkdev_name(None, None, name)?;
+            self.refuse_name_of_others(name)?;
+        }
+        let row =
+            self.free_row(&mut tables, RowKind::Blkdev, |tables| &tables.blkdevs, |row| row.state.get())?;
+        let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
+        // 1. The area, blank. 2. Its entry. It remains free until the row names it.
+        let segment = self.take_area(
+            &mut tables,
+            SegmentEntry {
+                backend: NO_BACKEND.into(),
+                used_by: USED_BY_CLIENT.into(),
+                cache_id: 0.into(),
+                blkdev: (row as u32).into(),
+                blkdev_host: member.id.0.into(),
+                blkdev_ownership: ownership.into(),
+                backend_uuid: below.uuid,
+            },
+        )?;
+        // 3. The row: from now on the blkdev exists.
+        tables.blkdevs[row].keep_in_both(&self.region, ROW, |row| {
+            row.clear();
+            row.state = STATE_ACTIVE.into();
+            row.host = spec.host.0.into();
+            row.backend = spec.backend.0.into();
+            row.ownership = ownership.into();
+            row.backend_uuid = below.uuid;
+            row.name = encode_name(name);
+            row.channel_segment = (segment.0 + 1).into();
+            row.backend_host = (owner.0 + 1).into();
+            export.write(&mut row.export_length, &mut row.export);
+        })?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)?;
+        Ok(BlkdevId(row as u32))
+    }
+
+    /// A blkdev of another host on this backend.
+    fn blkdev_of_others_on(&self, backend: BackendId, uuid: &[u8; 16]) -> Result<Option<(BlkdevId, HostId)>> {
+        let mut found = None;
+        self.rows_of_others(RowKind::Blkdev, &mut |id, layout| {
+            let slots = self.read_row::<BlkdevRow>(layout.blkdev_area, layout.blkdev_rows, id);
+            let is_on = |row: &&BlkdevRow| {
+                row.state.get() == STATE_ACTIVE && row.backend.get() == backend.0 && row.backend_uuid == *uuid
+            };
+            if let Some(row) = slots.content().filter(is_on) {
+                found = Some((BlkdevId(id), HostId(row.host.get())));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// The blkdevs of this host on backends of other hosts.
+    pub fn remote_blkdevs(&self) -> Vec<RemoteBlkdev> {
+        let tables = self.tables.lock();
+        tables.remote_rows().filter_map(|(id, row)| self.remote_blkdev(id, row, None)).collect()
+    }
+
+    /// The blkdevs of other hosts on backends of this one.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub fn remote_blkdevs_of_others(&self) -> Result<Vec<RemoteBlkdev>> {
+        let mut found = Vec::new();
+        self.rows_of_others(RowKind::Blkdev, &mut |id, layout| {
+            let slots = self.read_row::<BlkdevRow>(layout.blkdev_area, layout.blkdev_rows, id);
+            let row =
+                slots.content().filter(|row| row.state.get() == STATE_ACTIVE && row.backend_host.get() != 0);
+            let Some(row) = row else { return };
+            let tables = self.tables.lock();
+            if let Some(backend) = tables.own_backend(row.backend.get(), &row.backend_uuid) {
+                found.extend(self.remote_blkdev(id, row, Some(backend)));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// Gives a blkdev of another host the server's area of its channel, or returns the one that it has.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if this host does not have the backend; [`ErrorKind::Busy`] if another blkdev uses it;
+    /// [`ErrorKind::NoSpace`] without a free segment; errors of storing.
+    pub fn serve_remote(&self, blkdev: &RemoteBlkdev) -> Result<ChannelArea> {
+        let backend = blkdev.entry.backend;
+        let mut tables = self.tables.lock();
+        if tables.own_backend(backend.0, &blkdev.backend_uuid).is_none() {
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("this host does not have backend {backend}"),
+            ));
+        }
+        let (id, host, ownership) = (blkdev.entry.id, blkdev.entry.host, blkdev.ownership);
+        let served = tables.served().find(|(_, entry)| entry.backend.get() == backend.0);
+        if let Some((segment, entry)) = served {
+            if is_for(entry, blkdev) {
+                return Ok(self.area_of(segment));
+            }
+            return Err(busy_served(backend, entry));
+        }
+        if let Some((local, _)) = tables.blkdev_rows().find(|(_, row)| row.backend.get() == backend.0) {
+            let text = format!("blkdev {local} stands on backend {backend} already");
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let segment = self.take_area(
+            &mut tables,
+            SegmentEntry {
+                backend: backend.0.into(),
+                used_by: USED_BY_SERVER.into(),
+                cache_id: 0.into(),
+                blkdev: id.0.into(),
+                blkdev_host: host.0.into(),
+                blkdev_ownership: ownership.into(),
+                backend_uuid: blkdev.backend_uuid,
+            },
+        )?;
+        Ok(self.area_of(segment))
+    }
+
+    /// The server's areas of this host.
+    pub fn served_blkdevs(&self) -> Vec<ServedBlkdev> {
+        let tables = self.tables.lock();
+        let served = tables.served().map(|(segment, entry)| ServedBlkdev {
+            backend: BackendId(entry.backend.get()),
+            blkdev: BlkdevId(entry.blkdev.get()),
+            host: HostId(entry.blkdev_host.get()),
+            ownership: entry.blkdev_ownership.get(),
+            area: self.area_of(segment),
+        });
+        served.collect()
+    }
+
+    /// Frees a server's area. No thread uses the area any more. Does nothing if it is free already.
+    ///
+    /// # Errors
+    /// Errors of storing.
+    pub fn end_serving(&self, served: &ServedBlkdev) -> Result<()> {
+        let mut tables = self.tables.lock();
+        let found = tables.served().find(|(segment, entry)| {
+            self.area_of(*segment) == served.area
+                && entry.backend.get() == served.backend.0
+                && entry.blkdev.get() == served.blkdev.0
+                && entry.blkdev_host.get() == served.host.0
+                && entry.blkdev_ownership.get() == served.ownership
+        });
+        let Some(segment) = found.map(|(segment, _)| segment) else { return Ok(()) };
+        self.store_entries(&mut tables, &[segment], SegmentEntry::of_cache(NO_BACKEND, 0))?;
+        self.release_unused(&mut tables);
+        Ok(())
+    }
+
+    /// The server's area for a blkdev of this host, in the tables of the host that has the backend now; `None` if that host does not
+    /// serve the blkdev.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub fn server_area(&self, blkdev: &RemoteBlkdev) -> Result<Option<ChannelArea>> {
+        let Some((members, _)) = self.members() else { return Ok(None) };
+        let backend = blkdev.entry.backend;
+        let Some(owner) = members.owner(Object::Backend(backend.0))? else { return Ok(None) };
+        let (own, Some(layout)) = (self.layout(), self.layout().for_host(owner.0)) else { return Ok(None) };
+        let Some(parts) = own.shared_parts() else { return Ok(None) };
+        let below = self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, backend.0);
+        let is_it = |row: &BackendRow| row.state.get() == STATE_ACTIVE && row.uuid == blkdev.backend_uuid;
+        if !below.content().is_some_and(is_it) {
+            return Ok(None);
+        }
+        for segment in 0..layout.segment_count {
+            let slots = self.read_row::<SegmentEntry>(layout.segment_table, layout.segment_count, segment);
+            let is_area = |entry: &SegmentEntry| {
+                entry.used_by.get() == USED_BY_SERVER
+                    && entry.backend.get() == backend.0
+                    && is_for(entry, blkdev)
+            };
+            if slots.content().is_some_and(is_area)
+                && members.owner(Object::Group(parts.group_of(segment)))? == Some(owner)
+            {
+                return Ok(Some(self.area_of(SegmentId(segment))));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Refuses a backend that is served to another host.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`].
+    pub(super) fn refuse_served(&self, tables: &Tables<E>, backend: BackendId) -> Result<()> {
+        let served = tables.served().find(|(_, entry)| entry.backend.get() == backend.0);
+        served.map_or(Ok(()), |(_, entry)| Err(busy_served(backend, entry)))
+    }
+
+    /// Takes a free segment, blanks its first page, and durably stores its entry.
+    fn take_area(&self, tables: &mut Tables<E>, entry: SegmentEntry) -> Result<SegmentId> {
+        self.take_segments(tables, 1)?;
+        let free = tables.free_segments().first().copied();
+        let Some(segment) = free else {
+            // A row that was taken for it, too.
+            self.release_unused(tables);
+            let text = "the transport has no free segment for the channel of a blkdev";
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        };
+        let stored = self.region.store(self.segment_base(segment), &vec![0; PAGE as usize]);
+        self.region.fence(MutationPoint::AreaBlankFence, stored);
+        self.store_entries(tables, &[segment], entry)?;
+        Ok(segment)
+    }
+
+    fn area_of(&self, segment: SegmentId) -> ChannelArea {
+        ChannelArea { at: self.segment_base(segment), bytes: self.segment_size }
+    }
+
+    /// A blkdev on a backend of another host from its row; `None` for a row that names no segment.
+    fn remote_blkdev(&self, id: u32, row: &BlkdevRow, backend: Option<&BackendRow>) -> Option<RemoteBlkdev> {
+        let segment = row.channel_segment.get().checked_sub(1)?;
+        (segment < self.segment_count()).then(|| RemoteBlkdev {
+            entry: blkdev_entry(id, row, backend),
+            ownership: row.ownership.get(),
+            owner: HostId(row.backend_host.get().saturating_sub(1)),
+            backend_uuid: row.backend_uuid,
+            area: self.area_of(SegmentId(segment)),
+        })
+    }
+}
+
+impl<E: Environment> Tables<E> {
+    /// The blkdevs of this host on backends of other hosts.
+    pub(super) fn remote_rows(&self) -> impl Iterator<Item = (u32, &BlkdevRow)> {
+        rows(&self.blkdevs, |row: &BlkdevRow| row.state.get()).filter(|(_, row)| row.backend_host.get() != 0)
+    }
+
+    /// The active row of a backend that this host has, with this identity.
+    fn own_backend(&self, backend: u32, uuid: &[u8; 16]) -> Option<&BackendRow> {
+        let is_among = |shares: &Shares| shares.backends.get(backend as usize).is_some_and(|has| *has);
+        let has = self.shares.as_ref().is_none_or(is_among);
+        let row = self.backends.get(backend as usize).and_then(TwoSlots::content)?;
+        (has && row.state.get() == STATE_ACTIVE && row.uuid == *uuid).then_some(row)
+    }
+
+    /// The server's areas with their entries.
+    fn served(&self) -> impl Iterator<Item = (SegmentId, &SegmentEntry)> {
+        let entries = self.segments.iter().enumerate();
+        entries.filter_map(|(segment, slots)| {
+            let entry = slots.content().filter(|entry| entry.used_by.get() == USED_BY_SERVER)?;
+            self.is_channel_area(segment).then_some((SegmentId(segment as u32), entry))
+        })
+    }
+
+    /// Whether a segment is an area of a channel: its entry and the row of its user agree.
+    pub(super) fn is_channel_area(&self, segment: usize) -> bool {
+        if !self.shares.as_ref().is_none_or(|shares| shares.has_segment(segment)) {
+            return false;
+        }
+        let Some(entry) = self.segments[segment].content() else { return false };
+        match entry.used_by.get() {
+            USED_BY_CLIENT => {
+                let row = self.blkdevs.get(entry.blkdev.get() as usize).and_then(TwoSlots::content);
+                row.is_some_and(|row| {
+                    row.state.get() == STATE_ACTIVE
+                        && row.ownership == entry.blkdev_ownership
+                        && row.channel_segment.get().checked_sub(1) == Some(segment as u32)
+                })
+            }
+            USED_BY_SERVER => self.own_backend(entry.backend.get(), &entry.backend_uuid).is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether a segment may be the area of a blkdev whose row is lost.
+    pub(super) fn may_be_of_lost_blkdev(&self, segment: usize) -> bool {
+        let entry = self.segments[segment].content().filter(|entry| entry.used_by.get() == USED_BY_CLIENT);
+        let row = entry.and_then(|entry| self.blkdevs.get(entry.blkdev.get() as usize));
+        row.is_some_and(TwoSlots::is_lost)
+    }
+}
+
+/// Whether the entry of a server's area is for this blkdev.
+fn is_for(entry: &SegmentEntry, blkdev: &RemoteBlkdev) -> bool {
+    entry.blkdev.get() == blkdev.entry.id.0
+        && entry.blkdev_host.get() == blkdev.entry.host.0
+        && entry.blkdev_ownership.get() == blkdev.ownership
+        && entry.backend_uuid == blkdev.backend_uuid
+}
+
+fn busy_served(backend: BackendId, entry: &SegmentEntry) -> Error {
+    let (blkdev, host) = (entry.blkdev, entry.blkdev_host);
+    Error::new(
+        ErrorKind::Busy,
+        format!("blkdev {blkdev} of host {host} uses backend {backend}: stop it there first"),
+    )
+}
