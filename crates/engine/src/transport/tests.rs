@@ -473,7 +473,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     assert_eq!(kind(transport.remove_blkdev(BlkdevId(0))), Some(ErrorKind::NotFound));
     assert_eq!(transport.create_blkdev(&spec_of(1)).expect("room"), BlkdevId(0));
     let row = *transport.tables.lock().blkdevs[0].content().expect("it is there");
-    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 164]));
+    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 156]));
     assert!(transport.lost_blkdevs().is_empty());
     // A blkdev of a backend that was created again is stale.
     transport.update_backend(BackendId(1), |row| row.uuid = [9; 16]).expect("it is there");

@@ -28,7 +28,8 @@ fn the_segments_of_a_cache_name_it_on_the_disk_before_its_state_is_stored() {
     assert!(syncs.iter().all(|at| all[at - 1] == Op::Fence));
     for segment in &transport.tables.lock().segments[..9] {
         let entry = segment.content().expect("it is there");
-        assert_eq!((entry.backend.get(), entry.reserved.get(), entry.reserved2), (0, 0, [0; 32]));
+        let expected = SegmentEntry::of_cache(0, entry.cache_id.get());
+        assert_eq!(cbd_format::record::bytes_of(entry), cbd_format::record::bytes_of(&expected));
     }
 }
 

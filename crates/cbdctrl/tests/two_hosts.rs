@@ -1,0 +1,216 @@
+//! Two daemons share a region: one has the backend, the other one a block device on it. Either is killed under load, and comes back.
+//!
+//! The proof: a client of the second daemon notes each write that completed. While the first daemon is away its requests wait, and none
+//! fails. If the second one is killed, the client connects again; the write that was in flight is there completely or not at all.
+//!
+//! `CBD_KILLS` sets the number of kills (20), `CBD_SEED` the seed of the random choices.
+
+mod support;
+
+use cbd_nbd::Listen;
+use cbd_testkit::Client;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use support::pattern::{Random, seed};
+use support::sandbox::in_sandbox;
+use support::{Fixture, MIB, text_of, until, wait};
+
+const BLOCK: u64 = 4096;
+const SIZE: u64 = 32 * MIB;
+/// Clients, each with a part of the device.
+const CLIENTS: u64 = 2;
+const BLOCKS: u64 = SIZE / BLOCK / CLIENTS;
+/// Timeout for all kills.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Two daemons: the first has a backend of [`SIZE`] on a slow disk, behind a cache that is smaller.
+fn two_hosts(mut a: Fixture, mut b: Fixture) -> (Fixture, Fixture, String) {
+    a.decorate = Some("throttle:ssd,mib_per_s=120,flush_us=1000".to_owned());
+    a.start();
+    b.start();
+    let region = a.region();
+    a.ok(&["tp-reg", "-H", "a", "-p", &region, "--size", "64M", "--format", "--shared"]);
+    b.ok(&["tp-reg", "-H", "b", "-p", &region]);
+    let disk = a.disk("disk", SIZE);
+    a.ok(&["backend-start", "-p", &disk, "-c", "16M"]);
+    (a, b, disk)
+}
+
+/// A client with a part of the device, and what it knows of it.
+struct Load {
+    first: u64,
+    /// The version of each block.
+    versions: Vec<u64>,
+    next: u64,
+}
+
+fn contents(block: u64, version: u64) -> Vec<u8> {
+    [block.to_le_bytes(), version.to_le_bytes()].concat().repeat(BLOCK as usize / 16)
+}
+
+/// Connects, when there is a server.
+fn connect(socket: &Path) -> Client {
+    let mut client = None;
+    until("the device answers", || {
+        client = Client::connect(&Listen::Unix(socket.to_owned())).ok();
+        client.is_some()
+    });
+    client.expect("it is connected")
+}
+
+impl Load {
+    fn expect(&self, client: &mut Client, index: u64, also: Option<u64>) -> Result<u64, ()> {
+        let mut found = vec![0; BLOCK as usize];
+        client.read((self.first + index) * BLOCK, &mut found).map_err(drop)?;
+        let known = self.versions[index as usize];
+        let is = |version: u64| match version {
+            0 => found.iter().all(|byte| *byte == 0),
+            _ => found == contents(self.first + index, version),
+        };
+        let version = [Some(known), also].into_iter().flatten().find(|version| is(*version));
+        Ok(version.unwrap_or_else(|| panic!("block {index} is not of version {known}, nor of {also:?}")))
+    }
+
+    /// Writes and reads until `is_over`. Connections may end only if `may_end` says so.
+    fn run(
+        &mut self,
+        socket: &Path,
+        is_over: &AtomicBool,
+        may_end: &AtomicBool,
+        done: &AtomicU64,
+        seed: u64,
+    ) {
+        let mut random = Random(seed);
+        let mut client = connect(socket);
+        let mut flying = None;
+        // A test that fails does not set it.
+        let end = Instant::now() + TIMEOUT;
+        while !is_over.load(Ordering::Relaxed) {
+            assert!(Instant::now() < end, "the kills take too long");
+            let index = random.below(BLOCKS);
+            let is_write = random.below(3) > 0;
+            let result = if is_write {
+                let version = self.next;
+                (self.next, flying) = (version + 1, Some((index, version)));
+                let data = contents(self.first + index, version);
+                client.write((self.first + index) * BLOCK, &data, random.below(8) == 0).map_err(drop)
+            } else {
+                self.expect(&mut client, index, None).map(drop)
+            };
+            if result.is_err() {
+                assert!(may_end.load(Ordering::SeqCst), "a request failed while its daemon lived");
+                client = self.connect_again(socket, flying);
+            } else if let Some((index, version)) = flying {
+                self.versions[index as usize] = version;
+            }
+            flying = None;
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        for index in 0..BLOCKS {
+            self.expect(&mut client, index, None).expect("both daemons live");
+        }
+    }
+
+    fn connect_again(&mut self, socket: &Path, flying: Option<(u64, u64)>) -> Client {
+        loop {
+            let mut client = connect(socket);
+            let Some((index, version)) = flying else { return client };
+            // Its daemon may have been killed again.
+            if let Ok(found) = self.expect(&mut client, index, Some(version)) {
+                self.versions[index as usize] = found;
+                return client;
+            }
+        }
+    }
+}
+
+#[test]
+fn neither_host_loses_a_write_when_it_or_the_other_one_is_killed() {
+    let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
+    let (mut a, mut b, disk) = two_hosts(Fixture::new(), Fixture::new());
+    b.ok(&["dev-start", "-b", "0", "-e", &b.nbd()]);
+    let mut random = Random(seed());
+    let (is_over, may_end) = (AtomicBool::new(false), AtomicBool::new(false));
+    let done: Vec<AtomicU64> = (0..CLIENTS).map(|_| AtomicU64::new(0)).collect();
+    let mut loads: Vec<Load> = (0..CLIENTS)
+        .map(|client| Load { first: client * BLOCKS, versions: vec![0; BLOCKS as usize], next: 1 })
+        .collect();
+    let socket = b.path("nbd.sock");
+    std::thread::scope(|scope| {
+        for (load, done) in loads.iter_mut().zip(&done) {
+            let (socket, is_over, may_end, seed) = (&socket, &is_over, &may_end, random.number());
+            scope.spawn(move || load.run(socket, is_over, may_end, done, seed));
+        }
+        for kill in 0..kills {
+            let before: Vec<u64> = done.iter().map(|done| done.load(Ordering::Relaxed)).collect();
+            until("both clients make progress", || {
+                done.iter().zip(&before).all(|(done, before)| done.load(Ordering::Relaxed) > before + 50)
+            });
+            std::thread::sleep(Duration::from_millis(random.below(50)));
+            if kill % 2 == 0 {
+                a.kill();
+                std::thread::sleep(Duration::from_millis(random.below(100)));
+                a.start();
+            } else {
+                may_end.store(true, Ordering::SeqCst);
+                b.kill();
+                b.start();
+                until("it is served again", || b.json(&["dev-list", "--json"])[0]["alive"] == true);
+                may_end.store(false, Ordering::SeqCst);
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let requests: u64 = done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
+    println!("{kills} kills, {requests} requests");
+    b.ok(&["dev-stop", "-d", "0"]);
+    until("the other host has noticed it", || a.run(&["backend-stop", "-b", "0"]).code == 0);
+    let file = std::fs::File::open(&disk).expect("the disk");
+    for load in &loads {
+        for (index, version) in load.versions.iter().enumerate().filter(|(_, version)| **version > 0) {
+            let mut found = vec![0; BLOCK as usize];
+            let block = load.first + index as u64;
+            file.read_exact_at(&mut found, block * BLOCK).expect("the disk");
+            assert_eq!(found, contents(block, *version), "block {block} of the disk");
+        }
+    }
+}
+
+#[test]
+fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_is_killed() {
+    let name = "a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_is_killed";
+    in_sandbox(name, Duration::from_secs(150), |folder| {
+        let (mut a, b, _) = two_hosts(Fixture::under(folder), Fixture::under(folder));
+        let device = b.ok(&["dev-start", "-b", "0", "-e", "fuse-loop"]);
+        let device = device.trim();
+        assert_eq!(device, text_of(&b.link(0)));
+        support::tool("mkfs.ext4", &["-q", device]);
+        let mounted = support::sandbox::Mounted::new(device, &folder.join("mnt"), "rw");
+        let mut command = Command::new("fio");
+        command.args(["--name=load", "--thread", "--output-format=terse", "--ioengine=libaio", "--direct=1"]);
+        command.args(["--rw=randwrite", "--bsrange=4k-64k", "--size=20m", "--loops=4", "--iodepth=8"]);
+        command.args(["--verify=crc32c", "--verify_fatal=1", "--fsync=32", "--verify_state_save=0"]);
+        command.arg(format!("--filename={}", text_of(&mounted.path("file"))));
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir(folder);
+        support::child::dies_with_the_test(&mut command);
+        let mut load = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("fio");
+        let mut kills = 0;
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(400));
+            if load.try_wait().expect("it is ours").is_none() {
+                kills += 1;
+            }
+            a.kill();
+            a.start();
+        }
+        assert!(kills >= 2, "fio was done before");
+        let ended = wait(&mut load, Duration::from_secs(60)).expect("fio ends");
+        assert!(ended.success(), "fio found an error: {ended}");
+        mounted.unmount();
+        support::tool("fsck.ext4", &["-fn", device]);
+        b.ok(&["dev-stop", "-d", "0"]);
+    });
+}
