@@ -12,7 +12,7 @@
 use super::{
     BlkdevEntry, BlkdevSpec, Tables, Transport,
     blkdevs::{ROW, blkdev_entry},
-    joined::{RowKind, Shares},
+    joined::RowKind,
     rows::rows,
 };
 use crate::{Environment, slots::TwoSlots};
@@ -322,8 +322,7 @@ impl<E: Environment> Tables<E> {
 
     /// The active row of a backend that this host has, with this identity.
     fn own_backend(&self, backend: u32, uuid: &[u8; 16]) -> Option<&BackendRow> {
-        let is_among = |shares: &Shares| shares.backends.get(backend as usize).is_some_and(|has| *has);
-        let has = self.shares.as_ref().is_none_or(is_among);
+        let has = self.shares.as_ref().is_none_or(|shares| shares.has_backend(backend));
         let row = self.backends.get(backend as usize).and_then(TwoSlots::content)?;
         (has && row.state.get() == STATE_ACTIVE && row.uuid == *uuid).then_some(row)
     }

@@ -33,7 +33,7 @@ pub(super) struct Joined<E: Environment> {
 #[derive(Debug)]
 pub(super) struct Shares {
     parts: SharedLayout,
-    pub(super) backends: Vec<bool>,
+    backends: Vec<bool>,
     blkdevs: Vec<bool>,
     groups: Vec<bool>,
     /// Segments in groups that no host has, and when they were counted.
@@ -50,6 +50,11 @@ impl Shares {
             groups: (0..parts.groups).map(|group| has(Object::Group(group))).collect::<Result<_>>()?,
             free: None,
         })
+    }
+
+    /// Whether the host has the row of a backend.
+    pub(super) fn has_backend(&self, backend: u32) -> bool {
+        self.backends.get(backend as usize).is_some_and(|has| *has)
     }
 
     /// Whether the host has the group of a segment.

@@ -51,8 +51,11 @@ impl Used {
             let found = found::<BlkdevEntry>(checker, at, row);
             if let Some(found) = found.0.filter(|found| found.state.get() == STATE_ACTIVE) {
                 used.hosts.insert(found.host.get());
-                used.backends.insert(found.backend.get());
-                served.insert(found.backend.get());
+                // Others have rows in the tables of another host.
+                if found.backend_host.get() == 0 {
+                    used.backends.insert(found.backend.get());
+                    served.insert(found.backend.get());
+                }
             }
         }
         for row in 0..layout.backend_rows {
