@@ -425,6 +425,11 @@ impl<M: Pmem> Client<M> {
         self.end_all(done);
     }
 
+    /// As [`end`](Self::end), for a process that may store in its area no more.
+    pub fn abandon(mut self, done: &mut Vec<Completion>) {
+        self.end_all(done);
+    }
+
     /// Ends the session. What is in flight may still be executed, and has no completion.
     pub fn close(self) {
         self.store_header(true);

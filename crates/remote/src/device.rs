@@ -1,8 +1,8 @@
 //! The side of a host that uses the device.
 
-use crate::pause::Pause;
-use crate::shape_for;
-use cbd_channel::{Areas, Client};
+use crate::pause::{Pause, WAIT_MAX};
+use crate::{ChannelUse, shape_for};
+use cbd_channel::Client;
 use cbd_export::wake::{Event, Waker};
 use cbd_export::{BlockDevice, RequestQueue};
 use cbd_types::{Completion, Error, ErrorKind, Geometry, Pmem, Region, Request, Result};
@@ -29,6 +29,7 @@ struct Inbox {
 
 /// The channel, with what its queues have in flight.
 struct Channel<M: Pmem> {
+    place: ChannelUse,
     /// None once the device has been closed.
     client: Option<Client<M>>,
     /// By the identifier in the channel; those that are free are in `free`.
@@ -63,10 +64,21 @@ impl<M: Pmem> Channel<M> {
         self.found = found;
     }
 
+    /// Ends the session if this process may store in its area no more.
+    fn look_for_loss(&mut self) {
+        if self.place.is_lost()
+            && let Some(client) = self.client.take()
+        {
+            client.abandon(&mut self.found);
+        }
+    }
+
     fn submit(&mut self, queue: usize, mut request: Request, done: &mut Vec<Completion>) {
+        self.look_for_loss();
         let Some(client) = &mut self.client else {
             let (id, buffer) = (request.id, request.buffer);
-            return done.push(Completion { id, result: Err(closed()), buffer });
+            done.push(Completion { id, result: Err(closed()), buffer });
+            return self.deliver(queue, done);
         };
         if client.in_flight() == 0 {
             self.progress = Instant::now();
@@ -86,6 +98,7 @@ impl<M: Pmem> Channel<M> {
         if let Some(Some(inbox)) = self.inboxes.get_mut(queue) {
             done.append(&mut inbox.completions);
         }
+        self.look_for_loss();
         if let Some(client) = &mut self.client {
             client.poll(&mut self.found);
             if client.in_flight() > 0 && self.progress.elapsed() >= NUDGE_AFTER {
@@ -102,32 +115,26 @@ fn closed() -> Error {
 }
 
 /// A block device that another host serves, through a channel in their region.
-pub struct RemoteDevice<M: Pmem> {
+pub struct RemoteDevice<M: Pmem + 'static> {
     channel: Arc<Mutex<Channel<M>>>,
     first: Geometry,
 }
 
-impl<M: Pmem> std::fmt::Debug for RemoteDevice<M> {
+impl<M: Pmem + 'static> std::fmt::Debug for RemoteDevice<M> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("RemoteDevice").field("geometry", &self.first).finish_non_exhaustive()
     }
 }
 
 impl<M: Pmem + 'static> RemoteDevice<M> {
-    /// Begins a session with a random number that was never used before, in areas of `area_bytes` bytes each. Waits up to `limit` for the
-    /// other host to accept it. No other process stores in the client's area.
+    /// Begins a session. Waits up to `limit` for the other host to accept it. No other process stores in the client's area.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if the other host does not accept it in time; [`ErrorKind::NoSpace`] for areas that are too small;
-    /// [`ErrorKind::System`] without memory or descriptors.
-    pub fn open(
-        region: Arc<Region<M>>,
-        areas: Areas,
-        area_bytes: u64,
-        session: u64,
-        limit: Duration,
-    ) -> Result<Self> {
-        let mut client = Client::open(region, areas, shape_for(area_bytes)?, session)?;
+    /// [`ErrorKind::System`] without memory or descriptors; [`ErrorKind::Stopped`] if this process is its host no more.
+    pub fn open(region: Arc<Region<M>>, place: ChannelUse, limit: Duration) -> Result<Self> {
+        place.refuse_lost()?;
+        let mut client = Client::open(region, place.areas, shape_for(place.area_bytes)?, place.session)?;
         let (mut pause, end) = (Pause::new()?, Instant::now() + limit);
         let mut found = Vec::new();
         let first = loop {
@@ -141,10 +148,11 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
                     format!("the host that has the backend did not answer within {} s", limit.as_secs());
                 return Err(Error::new(ErrorKind::TimedOut, text));
             }
-            pause.begin(true);
+            pause.begin(WAIT_MAX);
             cbd_export::wait_any(&[pause.descriptor()], Some(limit))?;
         };
         let channel = Channel {
+            place,
             client: Some(client),
             origins: Vec::new(),
             free: Vec::new(),
@@ -172,19 +180,19 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
     /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones are refused.
     pub fn close(&self) {
         let mut channel = self.channel.lock();
-        let Some(mut client) = channel.client.take() else { return };
-        client.end(&mut channel.found);
+        channel.look_for_loss();
+        if let Some(mut client) = channel.client.take() {
+            client.end(&mut channel.found);
+        }
         // There is no queue of this number: each request goes to the inbox of its own.
         channel.deliver(usize::MAX, &mut Vec::new());
     }
 }
 
-impl<M: Pmem> Drop for RemoteDevice<M> {
+impl<M: Pmem + 'static> Drop for RemoteDevice<M> {
     fn drop(&mut self) {
-        if Arc::strong_count(&self.channel) == 1
-            && let Some(client) = self.channel.lock().client.take()
-        {
-            client.close();
+        if Arc::strong_count(&self.channel) == 1 {
+            self.close();
         }
     }
 }
@@ -226,7 +234,7 @@ impl<M: Pmem> RemoteQueue<M> {
         if completed > 0 {
             self.pause.shorten();
         }
-        self.pause.begin(self.parked > 0);
+        if self.parked > 0 { self.pause.begin(WAIT_MAX) } else { self.pause.end() }
     }
 }
 

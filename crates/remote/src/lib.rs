@@ -4,10 +4,12 @@
 //! it executes the requests that arrive in the channel with a queue of the device.
 //!
 //! Both sides look for what the other one has stored: there is no interrupt between hosts. Whoever waits looks again after a time that
-//! begins with some microseconds and is doubled up to [`WAIT_MAX`].
+//! begins with some microseconds and is doubled up to [`WAIT_MAX`], or [`QUIET_WAIT_MAX`] where nothing has arrived for [`QUIET`].
 //!
 //! Invariants: the queues of a device share one channel, whose client orders all its requests. A request completes once; while the
 //! other host is away it waits, and continues when that is back.
+//!
+//! A process that is its host no more stores nothing in its area from then on: requests fail.
 //!
 //! Elsewhere: the protocol (`cbd-channel`), where the areas of a channel are (`cbd-engine`, `transport/channels.rs`), which devices there
 //! are (`cbd-daemon`).
@@ -18,16 +20,46 @@ mod pause;
 mod service;
 
 pub use device::RemoteDevice;
-pub use pause::WAIT_MAX;
+pub use pause::{QUIET, QUIET_WAIT_MAX, WAIT_MAX};
 pub use service::{Service, ServiceOptions};
 
+use cbd_channel::Areas;
 use cbd_format::ChannelShape;
 use cbd_types::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of a data place of a channel.
 const PLACE_BYTES: u32 = 64 << 10;
 /// Requests in flight in a channel, at most.
 const PLACES_MAX: u32 = 64;
+
+/// The channel of a device, as one side uses it.
+#[derive(Clone, Debug)]
+pub struct ChannelUse {
+    /// The areas of the channel.
+    pub areas: Areas,
+    /// Bytes of each area.
+    pub area_bytes: u64,
+    /// A random number that was never used before.
+    pub session: u64,
+    /// Set when this process may store in its area no more: another one is this host, or the host was cleared.
+    pub is_lost: Arc<AtomicBool>,
+}
+
+impl ChannelUse {
+    fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::SeqCst)
+    }
+
+    fn refuse_lost(&self) -> Result<()> {
+        if !self.is_lost() {
+            return Ok(());
+        }
+        let text = "this process is its host no more, and stores nothing for other hosts";
+        Err(Error::new(ErrorKind::Stopped, text))
+    }
+}
 
 /// The shape of a channel in areas of `area_bytes` bytes each.
 ///

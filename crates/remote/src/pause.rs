@@ -8,8 +8,15 @@ use std::time::Duration;
 /// The first wait: the time in which a channel usually brings an answer.
 const WAIT_MIN: Duration = Duration::from_micros(20);
 
-/// The longest wait. What arrives at a side that has waited for long is seen after at most this time.
+/// The longest wait while something is in flight, or was within [`QUIET`].
 pub const WAIT_MAX: Duration = Duration::from_millis(1);
+
+/// The longest wait of a side at which nothing has arrived for [`QUIET`]: each look costs some microseconds, and together less than a
+/// hundredth of a processor.
+pub const QUIET_WAIT_MAX: Duration = Duration::from_millis(4);
+
+/// Time without requests after which a side looks less often.
+pub const QUIET: Duration = Duration::from_millis(100);
 
 /// Waits that are doubled as long as nothing arrives, by a descriptor.
 #[derive(Debug)]
@@ -38,14 +45,17 @@ impl Pause {
         self.next = WAIT_MIN;
     }
 
-    /// Begins the next wait, or with `is_needed` false waits for nothing.
-    pub(crate) fn begin(&mut self, is_needed: bool) {
-        let delay = is_needed.then_some(self.next);
+    /// Begins the next wait, of at most `limit`.
+    pub(crate) fn begin(&mut self, limit: Duration) {
         // It fails only for an impossible time.
-        let _ = self.timer.set(delay);
-        if is_needed {
-            self.next = (self.next * 2).min(WAIT_MAX);
-        }
+        let _ = self.timer.set(Some(self.next.min(limit)));
+        self.next = (self.next * 2).min(limit);
+    }
+
+    /// Waits for nothing.
+    pub(crate) fn end(&self) {
+        // As above.
+        let _ = self.timer.set(None);
     }
 }
 
@@ -64,16 +74,16 @@ mod tests {
     fn waits_become_longer_until_something_arrives() {
         let mut pause = Pause::new().expect("a timer");
         for _ in 0..10 {
-            pause.begin(true);
+            pause.begin(WAIT_MAX);
         }
         assert_eq!(pause.next, WAIT_MAX);
         let begun = Instant::now();
-        pause.begin(true);
+        pause.begin(WAIT_MAX);
         assert_eq!(wait_any(&[pause.descriptor()], None).expect("a wait"), Some(0));
         assert!(begun.elapsed() >= WAIT_MAX);
         pause.shorten();
         assert_eq!(pause.next, WAIT_MIN);
-        pause.begin(false);
+        pause.end();
         let nothing = wait_any(&[pause.descriptor()], Some(5 * WAIT_MAX)).expect("a wait");
         assert_eq!(nothing, None);
     }

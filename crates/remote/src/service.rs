@@ -1,7 +1,8 @@
 //! The side of the host that has the backend.
 
-use crate::pause::Pause;
-use cbd_channel::{Areas, Server, ServerState};
+use crate::ChannelUse;
+use crate::pause::{Pause, QUIET, QUIET_WAIT_MAX, WAIT_MAX};
+use cbd_channel::{Server, ServerState};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
 use cbd_export::{BlockDevice, RequestQueue, start_thread};
 use cbd_types::{Error, ErrorKind, Pmem, Region, Result};
@@ -15,16 +16,12 @@ use std::time::{Duration, Instant};
 const SPIN: Duration = Duration::from_micros(50);
 
 /// How a [`Service`] begins.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ServiceOptions<'a> {
     /// The name of its thread.
     pub name: &'a str,
-    /// The areas of the channel, and the bytes of each.
-    pub areas: Areas,
-    /// Bytes of each area.
-    pub area_bytes: u64,
-    /// A random number that was never used before.
-    pub session: u64,
+    /// The channel.
+    pub place: ChannelUse,
     /// Called first in the thread.
     pub thread_setup: fn(),
 }
@@ -51,15 +48,17 @@ impl Service {
     /// Serves `device` in a channel of `region`.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the system refuses a thread, or a resource of the queue.
+    /// [`ErrorKind::System`] if the system refuses a thread, or a resource of the queue; [`ErrorKind::Stopped`] if this process is its
+    /// host no more.
     pub fn start<M: Pmem + 'static>(
         region: Arc<Region<M>>,
         device: Arc<dyn BlockDevice>,
         options: &ServiceOptions<'_>,
     ) -> Result<Self> {
         let (shared, event) = (Arc::new(Shared::default()), Event::new()?);
-        let ServiceOptions { areas, area_bytes, session, thread_setup, .. } = *options;
-        let server = Server::open(region, areas, area_bytes, session, device.geometry());
+        let (place, thread_setup) = (options.place.clone(), options.thread_setup);
+        place.refuse_lost()?;
+        let server = Server::open(region, place.areas, place.area_bytes, place.session, device.geometry());
         let (waker, pause) = (event.waker(), Pause::new()?);
         let of_thread = Arc::clone(&shared);
         let (running, ended) = sync_channel(0);
@@ -67,7 +66,7 @@ impl Service {
             let _running: SyncSender<()> = running;
             thread_setup();
             let queue = device.open_queue()?;
-            Serving { server, queue, event, pause, shared: of_thread }.run()
+            Serving { place, server, queue, event, pause, shared: of_thread }.run()
         })?;
         Ok(Self { shared, waker, thread: Some(thread), ended: Mutex::new(ended) })
     }
@@ -114,12 +113,16 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.begin_stop(false);
+        // One that was stopped may still wait for its last requests.
+        if self.thread.is_some() {
+            self.begin_stop(false);
+        }
     }
 }
 
 /// What the thread has.
 struct Serving<M: Pmem> {
+    place: ChannelUse,
     server: Server<M>,
     queue: Box<dyn RequestQueue>,
     event: Event,
@@ -138,6 +141,7 @@ impl<M: Pmem> Serving<M> {
         let (mut requests, mut done) = (Vec::new(), Vec::new());
         let mut last = Instant::now();
         loop {
+            self.place.refuse_lost()?;
             let is_stopping = self.shared.stop.load(Ordering::Acquire);
             if !is_stopping {
                 self.server.poll(&mut requests)?;
@@ -152,7 +156,10 @@ impl<M: Pmem> Serving<M> {
             }
             has_worked |= !done.is_empty();
             for completion in done.drain(..) {
-                self.server.complete(completion);
+                // Its result can be that this process has lost its caches.
+                if !self.place.is_lost() {
+                    self.server.complete(completion);
+                }
             }
             self.shared.is_used.store(self.server.state() != ServerState::Alone, Ordering::Relaxed);
             if has_worked {
@@ -167,7 +174,7 @@ impl<M: Pmem> Serving<M> {
                 std::hint::spin_loop();
                 continue;
             }
-            self.pause.begin(true);
+            self.pause.begin(if last.elapsed() < QUIET { WAIT_MAX } else { QUIET_WAIT_MAX });
             set.wait(None)?;
             self.event.clear();
         }

@@ -3,7 +3,7 @@
 use cbd_channel::Areas;
 use cbd_export::{BlockDevice, MemoryDevice, RequestQueue, wait_any};
 use cbd_pmem::Mapping;
-use cbd_remote::{RemoteDevice, Service, ServiceOptions};
+use cbd_remote::{ChannelUse, RemoteDevice, Service, ServiceOptions};
 use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Region, Request, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +18,7 @@ struct Rig {
     region: Arc<Region<Mapping>>,
     device: Arc<dyn BlockDevice>,
     session: AtomicU64,
+    is_lost: Arc<AtomicBool>,
 }
 
 impl Rig {
@@ -27,30 +28,32 @@ impl Rig {
             region: Arc::new(Region::new(Mapping::anonymous(2 * AREA).expect("memory"))),
             device: Arc::new(MemoryDevice::new(memory, 512).expect("a device")),
             session: AtomicU64::new(1),
+            is_lost: Arc::default(),
         }
     }
 
-    fn areas(&self) -> Areas {
-        Areas { client: 0, server: AREA }
+    fn place(&self) -> ChannelUse {
+        ChannelUse {
+            areas: Areas { client: 0, server: AREA },
+            area_bytes: AREA,
+            session: self.session.fetch_add(1, Ordering::Relaxed),
+            is_lost: Arc::clone(&self.is_lost),
+        }
     }
 
-    fn session(&self) -> u64 {
-        self.session.fetch_add(1, Ordering::Relaxed)
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 2 * AREA as usize];
+        self.region.load(0, &mut bytes).expect("memory");
+        bytes
     }
 
     fn serve(&self) -> Service {
-        let options = ServiceOptions {
-            name: "service",
-            areas: self.areas(),
-            area_bytes: AREA,
-            session: self.session(),
-            thread_setup: || (),
-        };
+        let options = ServiceOptions { name: "service", place: self.place(), thread_setup: || () };
         Service::start(Arc::clone(&self.region), Arc::clone(&self.device), &options).expect("a service")
     }
 
     fn open(&self, limit: Duration) -> Result<RemoteDevice<Mapping>> {
-        RemoteDevice::open(Arc::clone(&self.region), self.areas(), AREA, self.session(), limit)
+        RemoteDevice::open(Arc::clone(&self.region), self.place(), limit)
     }
 }
 
@@ -216,4 +219,31 @@ fn a_request_that_makes_no_sense_fails_alone() {
     assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::OutOfRange));
     write(&mut *queue, 0, 1, 4096);
     wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+}
+
+#[test]
+fn a_process_that_is_its_host_no_more_stores_nothing() {
+    let rig = Rig::new();
+    let mut service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    write(&mut *queue, 0, 1, 4096);
+    wait_for(&mut *queue, 1);
+    rig.is_lost.store(true, Ordering::SeqCst);
+    let end = Instant::now() + LIMIT;
+    let failure = loop {
+        assert!(Instant::now() < end, "the service goes on");
+        if let Some(failure) = service.failure() {
+            break failure;
+        }
+    };
+    assert_eq!(failure.kind(), ErrorKind::Stopped);
+    let before = rig.bytes();
+    let refused = write(&mut *queue, 0, 2, 4096).pop().expect("it fails at once");
+    assert_eq!(refused.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
+    drop(service);
+    device.close();
+    drop((queue, device));
+    assert_eq!(rig.open(LIMIT).map(drop).map_err(|error| error.kind()), Err(ErrorKind::Stopped));
+    assert!(rig.bytes() == before, "the region is another host's");
 }

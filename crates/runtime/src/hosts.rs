@@ -17,6 +17,7 @@ use cbd_format::shared::HOSTS_MAX;
 use cbd_pmem::{HostLocks, Mapping};
 use cbd_types::{BootId, Context, Error, ErrorKind, HostId, Pmem, Region, Result};
 use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -194,6 +195,8 @@ struct Shared {
     stop: Mutex<bool>,
     stopped: Condvar,
     begun: Instant,
+    /// Set when this process is the host no more, before anything else says so.
+    is_lost: Arc<AtomicBool>,
 }
 
 impl Shared {
@@ -249,6 +252,7 @@ impl Living {
             stop: Mutex::new(false),
             stopped: Condvar::new(),
             begun: Instant::now(),
+            is_lost: Arc::default(),
         });
         let beating = Beating {
             shared: Arc::clone(&shared),
@@ -301,6 +305,12 @@ impl Living {
     #[must_use]
     pub fn lost(&self) -> Option<String> {
         self.shared.seen.lock().lost.clone()
+    }
+
+    /// A flag that is set when this process is the host no more: threads that store into the region look at it before they do.
+    #[must_use]
+    pub fn loss(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.shared.is_lost)
     }
 
     /// Leaves the region by `leave`: no sign of life is given meanwhile, nor afterwards if it succeeds.
@@ -415,6 +425,7 @@ impl Beating {
     }
 
     fn lose(&self, error: &Error) {
+        self.shared.is_lost.store(true, Ordering::SeqCst);
         tracing::error!("{}: its caches are served no more", error.line());
         if let Some(transport) = self.transport.upgrade() {
             transport.abandon();

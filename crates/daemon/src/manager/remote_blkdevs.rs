@@ -14,8 +14,7 @@ use super::{Fixed, Manager, stopping};
 use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
 use crate::events::EventName;
 use crate::exports::{ExportChoice, device_name, labels};
-use cbd_channel::Areas;
-use cbd_engine::{BackendEntry, BlkdevSpec, Environment, RemoteBlkdev};
+use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev};
 use cbd_export::BlockDevice;
 use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
@@ -168,10 +167,9 @@ fn connect(fixed: &Fixed, handle: &TransportHandle, row: &RemoteBlkdev) -> Resul
         );
         Error::new(ErrorKind::TimedOut, format!("{text}: see whether it is alive (host-list), and its log"))
     })?;
-    let areas = Areas { client: row.area.at, server: server.at };
-    let (bytes, session) = (server.bytes.min(row.area.bytes), fixed.environment.random());
+    let place = handle.channel_use(fixed, row.area, server);
     let left = end.saturating_duration_since(Instant::now()).max(RETRY_INTERVAL);
-    RemoteDevice::open(handle.transport.shared_region(), areas, bytes, session, left)
+    RemoteDevice::open(handle.transport.shared_region(), place, left)
         .context(|| format!("the channel to host {host}"))
 }
 
@@ -240,7 +238,8 @@ impl Manager {
         let opened = self.open_new_remote(&handle, id, choice);
         match opened {
             Ok(slot) => {
-                let info = slot.info(&handle);
+                // Without the note of `dev-list`, which is no warning.
+                let info = slot.blkdev.info(id);
                 let mut tables = self.tables.lock();
                 match running_mut(&mut tables, transport) {
                     Ok(running) => drop(running.remotes.insert(id, slot)),

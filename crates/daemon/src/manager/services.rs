@@ -16,7 +16,7 @@ use crate::exports::{STOP_TIMEOUT, prepare_data_thread};
 use cbd_channel::Areas;
 use cbd_engine::{ChannelArea, Environment, RemoteBlkdev, ServedBlkdev};
 use cbd_export::BlockDevice;
-use cbd_remote::{Service, ServiceOptions};
+use cbd_remote::{ChannelUse, Service, ServiceOptions};
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Error, ErrorKind, Geometry, HostId, Result};
 use std::sync::Arc;
@@ -81,6 +81,16 @@ fn is_of(served: &ServedBlkdev, row: &RemoteBlkdev) -> bool {
 }
 
 impl TransportHandle {
+    /// The channel between these areas, in a new session.
+    pub(super) fn channel_use(&self, fixed: &Fixed, client: ChannelArea, server: ChannelArea) -> ChannelUse {
+        ChannelUse {
+            areas: Areas { client: client.at, server: server.at },
+            area_bytes: server.bytes.min(client.bytes),
+            session: fixed.environment.random(),
+            is_lost: self.living.as_ref().map(|living| living.loss()).unwrap_or_default(),
+        }
+    }
+
     /// The name of a host, for messages.
     pub(super) fn host_name(&self, id: HostId) -> String {
         let members = self.transport.members();
@@ -195,9 +205,7 @@ impl TransportHandle {
         let (id, backend) = (row.entry.id, row.entry.backend);
         let options = ServiceOptions {
             name: &format!("cbd-host-{id}"),
-            areas: Areas { client: row.area.at, server: area.at },
-            area_bytes: area.bytes.min(row.area.bytes),
-            session: fixed.environment.random(),
+            place: self.channel_use(fixed, row.area, area),
             thread_setup: prepare_data_thread,
         };
         let service = Service::start(self.transport.shared_region(), device, &options)?;
