@@ -80,9 +80,14 @@ impl Service {
     /// Why the thread has ended without a command; `None` while it runs.
     #[must_use]
     pub fn failure(&mut self) -> Option<Error> {
+        let ended = || Some(Error::new(ErrorKind::Stopped, "the thread has ended"));
+        if self.thread.is_none() {
+            // It was said before why.
+            return ended();
+        }
         let thread = self.thread.take_if(|thread| thread.is_finished())?;
         match thread.join() {
-            Ok(Ok(())) => Some(Error::new(ErrorKind::Stopped, "the thread has ended")),
+            Ok(Ok(())) => ended(),
             Ok(Err(error)) => Some(error),
             Err(_) => Some(Error::new(ErrorKind::System, "the thread has panicked")),
         }

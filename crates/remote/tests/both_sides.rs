@@ -238,6 +238,7 @@ fn a_process_that_is_its_host_no_more_stores_nothing() {
         }
     };
     assert_eq!(failure.kind(), ErrorKind::Stopped);
+    assert!(service.failure().is_some(), "it stays so");
     let before = rig.bytes();
     let refused = write(&mut *queue, 0, 2, 4096).pop().expect("it fails at once");
     assert_eq!(refused.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
