@@ -189,14 +189,8 @@ fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_i
         assert_eq!(device, text_of(&b.link(0)));
         support::tool("mkfs.ext4", &["-q", device]);
         let mounted = support::sandbox::Mounted::new(device, &folder.join("mnt"), "rw");
-        let mut command = Command::new("fio");
-        command.args(["--name=load", "--thread", "--output-format=terse", "--ioengine=libaio", "--direct=1"]);
-        command.args(["--rw=randwrite", "--bsrange=4k-64k", "--size=20m", "--loops=4", "--iodepth=8"]);
-        command.args(["--verify=crc32c", "--verify_fatal=1", "--fsync=32", "--verify_state_save=0"]);
-        command.arg(format!("--filename={}", text_of(&mounted.path("file"))));
-        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir(folder);
-        support::child::dies_with_the_test(&mut command);
-        let mut load = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("fio");
+        let mut command = fio(folder, &text_of(&mounted.path("file")));
+        let mut load = command.args(["--size=20m", "--loops=4"]).spawn().expect("fio");
         let mut kills = 0;
         for _ in 0..3 {
             std::thread::sleep(Duration::from_millis(400));
@@ -213,4 +207,42 @@ fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_i
         support::tool("fsck.ext4", &["-fn", device]);
         b.ok(&["dev-stop", "-d", "0"]);
     });
+}
+
+#[test]
+fn clients_of_a_daemon_that_ends_while_the_other_host_is_away_wait_for_both() {
+    let name = "clients_of_a_daemon_that_ends_while_the_other_host_is_away_wait_for_both";
+    in_sandbox(name, Duration::from_secs(150), |folder| {
+        let (mut a, mut b, _) = two_hosts(Fixture::under(folder), Fixture::preserving(folder));
+        let device = b.ok(&["dev-start", "-b", "0", "-e", "fuse-loop"]);
+        let mut command = fio(folder, device.trim());
+        command.args(["--size=24m", "--loops=3"]);
+        let mut load = command.spawn().expect("fio");
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(load.try_wait().expect("it is ours").is_none(), "fio was done before");
+            // Its requests are in flight, in the channel and in the kernel.
+            a.kill();
+            b.terminate();
+            b.start();
+            a.start();
+            until("it is served again", || b.json(&["dev-list", "--json"])[0]["alive"] == true);
+        }
+        let ended = wait(&mut load, Duration::from_secs(60)).expect("fio ends");
+        assert!(ended.success(), "fio found an error: {ended}");
+        b.ok(&["dev-stop", "-d", "0"]);
+    });
+}
+
+/// Fio, which writes to a file or a device and then verifies all of it.
+fn fio(folder: &Path, path: &str) -> Command {
+    let mut command = Command::new("fio");
+    command.args(["--name=load", "--thread", "--output-format=terse", "--ioengine=libaio", "--direct=1"]);
+    command.args(["--rw=randwrite", "--bsrange=4k-64k", "--iodepth=8", "--fsync=32"]);
+    command.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
+    command.arg(format!("--filename={path}"));
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir(folder);
+    support::child::dies_with_the_test(&mut command);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command
 }

@@ -114,12 +114,10 @@ impl RemoteSlot {
         self.blkdev.error = Some(line);
     }
 
-    /// Ends it with the daemon: its export is closed, or left to the next daemon, then its channel.
+    /// Ends it with the daemon: its export is closed, or left to the next daemon. Requests that still wait for the other host get no
+    /// error, since their clients wait for the next daemon, which ends their session.
     pub fn end(mut self) {
         self.blkdev.end();
-        if let Some(device) = self.device.take() {
-            device.close();
-        }
     }
 
     /// As a task of the end of the daemon.
