@@ -190,7 +190,7 @@ fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_i
         support::tool("mkfs.ext4", &["-q", device]);
         let mounted = support::sandbox::Mounted::new(device, &folder.join("mnt"), "rw");
         let mut command = fio(folder, &text_of(&mounted.path("file")));
-        let mut load = command.args(["--size=20m", "--loops=4"]).spawn().expect("fio");
+        let mut load = command.args(["--size=20m", "--loops=10"]).spawn().expect("fio");
         let mut kills = 0;
         for _ in 0..3 {
             std::thread::sleep(Duration::from_millis(400));
@@ -216,7 +216,7 @@ fn clients_of_a_daemon_that_ends_while_the_other_host_is_away_wait_for_both() {
         let (mut a, mut b, _) = two_hosts(Fixture::under(folder), Fixture::preserving(folder));
         let device = b.ok(&["dev-start", "-b", "0", "-e", "fuse-loop"]);
         let mut command = fio(folder, device.trim());
-        command.args(["--size=24m", "--loops=3"]);
+        command.args(["--size=24m", "--loops=10"]);
         let mut load = command.spawn().expect("fio");
         for _ in 0..2 {
             std::thread::sleep(Duration::from_millis(300));
