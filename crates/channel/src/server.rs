@@ -82,6 +82,8 @@ pub struct Server<M: Pmem> {
     session: u64,
     geometry: Geometry,
     serving: Option<Session>,
+    /// The client whose session has ended last. It does not begin again: its requests would be executed twice.
+    ended: u64,
     idle: u32,
     /// Buffers of completed requests.
     spare: SpareBuffers,
@@ -99,7 +101,7 @@ impl<M: Pmem> Server<M> {
         geometry: Geometry,
     ) -> Self {
         let (session, spare) = (session.max(1), SpareBuffers::new(SPARE_BYTES));
-        Self { region, areas, area_bytes, session, geometry, serving: None, idle: 0, spare }
+        Self { region, areas, area_bytes, session, geometry, serving: None, ended: 0, idle: 0, spare }
     }
 
     /// Whom it serves.
@@ -270,9 +272,11 @@ impl<M: Pmem> Server<M> {
             if session.in_flight > 0 && MutationPoint::ChannelSettle.is_active() {
                 return Ok(());
             }
+            self.ended = session.client;
             self.serving = None;
         }
-        if !is_closed { self.begin(&header) } else { Ok(()) }
+        let is_new = !is_closed && header.session.get() != self.ended;
+        if is_new { self.begin(&header) } else { Ok(()) }
     }
 
     /// Stores all completions again if the client has asked for that.

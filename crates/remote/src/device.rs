@@ -40,6 +40,8 @@ struct Channel<M: Pmem> {
     found: Vec<Completion>,
     /// When a request completed last, or the first one began to wait.
     progress: Instant,
+    /// When everything was stored again last.
+    nudged: Instant,
 }
 
 impl<M: Pmem> Channel<M> {
@@ -101,8 +103,9 @@ impl<M: Pmem> Channel<M> {
         self.look_for_loss();
         if let Some(client) = &mut self.client {
             client.poll(&mut self.found);
-            if client.in_flight() > 0 && self.progress.elapsed() >= NUDGE_AFTER {
-                self.progress = Instant::now();
+            let waits = client.in_flight() > 0 && self.progress.elapsed() >= NUDGE_AFTER;
+            if waits && self.nudged.elapsed() >= NUDGE_AFTER {
+                self.nudged = Instant::now();
                 client.nudge();
             }
         }
@@ -138,6 +141,10 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         let (mut pause, end) = (Pause::new()?, Instant::now() + limit);
         let mut found = Vec::new();
         let first = loop {
+            if let Err(lost) = place.refuse_lost() {
+                client.abandon(&mut found);
+                return Err(lost);
+            }
             client.poll(&mut found);
             if let Some(geometry) = client.geometry() {
                 break geometry;
@@ -159,6 +166,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
             inboxes: Vec::new(),
             found,
             progress: Instant::now(),
+            nudged: Instant::now(),
         };
         Ok(Self { channel: Arc::new(Mutex::new(channel)), first })
     }

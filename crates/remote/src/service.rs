@@ -183,7 +183,7 @@ impl<M: Pmem> Serving<M> {
             set.wait(None)?;
             self.event.clear();
         }
-        if self.shared.closes.load(Ordering::Relaxed) {
+        if self.shared.closes.load(Ordering::Relaxed) && !self.place.is_lost() {
             self.server.close();
         }
         Ok(())

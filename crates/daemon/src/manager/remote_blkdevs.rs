@@ -18,6 +18,7 @@ use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev};
 use cbd_export::BlockDevice;
 use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
+use cbd_runtime::Counted;
 use cbd_types::{BackendId, BlkdevId, Context, Error, ErrorKind, Name, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -86,6 +87,10 @@ impl RemoteSlot {
     }
 
     fn open(&mut self, fixed: &Fixed, handle: &TransportHandle) -> Result<()> {
+        if let Some(former) = self.device.take() {
+            // Before the next session: nothing else may store in the area.
+            former.close();
+        }
         let backend = handle.backend_below(&self.row)?;
         let device = Arc::new(connect(fixed, handle, &self.row)?);
         let exported: Arc<dyn BlockDevice> = Arc::clone(&device) as _;
@@ -189,6 +194,9 @@ impl Running {
 
     /// A block device that keeps the transport in use.
     pub(super) fn first_remote(&self) -> Option<String> {
+        if self.remote_starts.get() > 0 {
+            return Some("a block device is being started on it".to_owned());
+        }
         let (id, slot) = self.remotes.first_key_value()?;
         Some(format!("block device {id} stands on backend {} of another host", slot.row.entry.backend))
     }
@@ -229,6 +237,7 @@ impl Manager {
         name: Option<&Name>,
     ) -> Result<BlkdevInfo> {
         let _work = self.begin_work()?;
+        let _starting = self.begin_remote_start(transport)?;
         let handle = self.handle(transport)?;
         let backend = BackendId(request.backend);
         let spec = BlkdevSpec { backend, host: handle.host, export: choice.to_string() };
@@ -261,6 +270,16 @@ impl Manager {
                 Err(error)
             }
         }
+    }
+
+    /// Counts a start, so that the transport is not unregistered meanwhile.
+    fn begin_remote_start(&self, transport: u32) -> Result<Counted> {
+        let tables = self.tables()?;
+        if tables.get(&transport).is_some_and(|slot| slot.is_taken) {
+            let text = format!("transport {transport} is being opened, unregistered or grown");
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        Ok(running(&tables, transport)?.remote_starts.add())
     }
 
     fn open_new_remote(
@@ -376,6 +395,10 @@ impl RemoteSlot {
 impl TakenRemote {
     fn stop(&mut self, fixed: &Fixed, request: StopBlkdev) -> Result<BlkdevStopped> {
         let Self { handle, id, slot } = self;
+        if let Some(device) = slot.device.as_ref().filter(|_| request.force) {
+            // Its clients see errors, and the threads of its export end.
+            device.close();
+        }
         let unended = slot.blkdev.close_for_good(request.force)?;
         if let Some(device) = slot.device.take() {
             device.close();

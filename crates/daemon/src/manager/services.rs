@@ -20,6 +20,7 @@ use cbd_remote::{ChannelUse, Service, ServiceOptions};
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Error, ErrorKind, Geometry, HostId, Result};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A block device of another host that is served.
 #[derive(Debug)]
@@ -91,6 +92,26 @@ impl TransportHandle {
         }
     }
 
+    /// Whether this process is its host no more: then it stores nothing into tables that may be another host's.
+    fn is_lost(&self) -> bool {
+        self.living.as_ref().is_some_and(|living| living.loss().load(Ordering::SeqCst))
+    }
+
+    /// Refuses if another host has a block device on a backend.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] with that device.
+    pub(super) fn refuse_used_by_others(&self, id: BackendId) -> Result<()> {
+        // A region that cannot be read is no reason to keep a backend.
+        let rows = self.transport.remote_blkdevs_of_others().unwrap_or_default();
+        let Some(row) = rows.iter().find(|row| row.entry.backend == id) else { return Ok(()) };
+        let (blkdev, host) = (row.entry.id, self.host_name(row.entry.host));
+        let text = format!(
+            "block device {blkdev} of host {host} stands on backend {id}; stop it there first (dev-stop -d {blkdev})"
+        );
+        Err(Error::new(ErrorKind::Busy, text))
+    }
+
     /// The name of a host, for messages.
     pub(super) fn host_name(&self, id: HostId) -> String {
         let members = self.transport.members();
@@ -102,7 +123,7 @@ impl TransportHandle {
 impl Manager {
     /// Begins and ends services as the tables of the other hosts say. If a command holds the tables of this daemon, the next pass does it.
     pub(super) fn serve_other_hosts(self: &Arc<Self>) {
-        for handle in self.shared_handles() {
+        for handle in self.shared_handles().into_iter().filter(|handle| !handle.is_lost()) {
             // What cannot be read now is read in the next pass.
             let Ok(rows) = handle.transport.remote_blkdevs_of_others() else { continue };
             let served = handle.transport.served_blkdevs();
@@ -168,7 +189,8 @@ impl TakenSlot {
     /// Ends what no other host asks for any more, and begins what one does.
     fn serve(&mut self, fixed: &Fixed) -> Result<()> {
         let Self { handle, id, slot, .. } = self;
-        let Some(run) = slot.run.clone().filter(|_| !slot.stopping) else { return Ok(()) };
+        let is_up = !slot.stopping && !handle.is_lost();
+        let Some(run) = slot.run.clone().filter(|_| is_up) else { return Ok(()) };
         let rows = handle.transport.remote_blkdevs_of_others()?;
         let mut rows: Vec<RemoteBlkdev> = rows.into_iter().filter(|row| row.entry.backend == *id).collect();
         let held = handle.transport.served_blkdevs().into_iter().filter(|served| served.backend == *id);
@@ -182,7 +204,13 @@ impl TakenSlot {
             tracing::info!(transport = handle.id, backend = id.0, "{service} is not served any more");
             slot.end_service(false)?;
         }
-        for served in held.iter().filter(|served| !row.is_some_and(|row| is_of(served, row))) {
+        let former: Vec<&ServedBlkdev> =
+            held.iter().filter(|served| !row.is_some_and(|row| is_of(served, row))).collect();
+        if !former.is_empty() {
+            // The thread of a service that did not end in time still stores into its area.
+            slot.refuse_while_served()?;
+        }
+        for served in former {
             handle.transport.end_serving(served)?;
         }
         let Some(row) = row.filter(|_| slot.service.is_none()) else { return Ok(()) };

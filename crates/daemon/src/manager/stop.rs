@@ -64,13 +64,14 @@ impl Manager {
         force: bool,
     ) -> Result<Option<Arc<RunningBackend>>> {
         let mut taken = self.take_slot(transport, id, "its use is being checked")?;
+        let used_by_others = taken.handle.refuse_used_by_others(id);
         let slot = &mut taken.slot;
         let result = if slot.stopping {
             Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")))
         } else if force {
             Ok(())
         } else {
-            slot.refuse_if_used()
+            slot.refuse_if_used().and(used_by_others)
         };
         slot.stopping |= result.is_ok();
         let run = slot.run.clone();

@@ -15,13 +15,13 @@ use crate::state::TransportEntry;
 use cbd_backing::{Identity, after_predecessor, refuse_file_beneath_loop_device};
 use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
-use cbd_runtime::ProcessEnvironment;
 use cbd_runtime::hosts::Living;
 use cbd_runtime::presence::Presence;
 use cbd_runtime::region::{
     OpenTransport, REGION_TIMEOUT, bytes_used, open_existing, require_persistent, sync_region,
     sync_region_at_end, with_tools,
 };
+use cbd_runtime::{Count, ProcessEnvironment};
 use cbd_types::{BackendId, BlkdevId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -67,6 +67,8 @@ pub(super) struct Running {
     pub backends: BTreeMap<BackendId, BackendSlot>,
     /// The block devices of this host on backends of other hosts.
     pub remotes: BTreeMap<BlkdevId, RemoteSlot>,
+    /// Such devices that are being started.
+    pub remote_starts: Count,
     /// Dropped before the transport, and after what stores into it.
     pub presence: Option<Presence>,
     pub transport: Arc<Transport<ProcessEnvironment>>,
@@ -357,6 +359,7 @@ impl Running {
             others: Vec::new(),
             backends: BTreeMap::new(),
             remotes: BTreeMap::new(),
+            remote_starts: Count::default(),
             presence,
             transport,
         };

@@ -112,6 +112,9 @@ fn a_host_that_comes_back_has_its_block_device_again() {
     b.fixture.write_block();
     let Host { daemon, fixture } = b;
     drop(daemon);
+    // The backend is not free while its user is away.
+    let stopped = a.daemon.stop_backend(0, 0, &StopBackend::default(), &mut |_| Flow::Continue);
+    refused(stopped, ErrorKind::Busy, "block device 0 of host b stands on backend 0");
     let b = Host { daemon: fixture.daemon(), fixture };
     wait_until("it is served again", || b.daemon.blkdevs(0, false).unwrap()[0].alive);
     b.fixture.block_is_there();
