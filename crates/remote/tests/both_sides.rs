@@ -1,6 +1,6 @@
 //! Both sides of a channel in one process: a service over memory, and threads that use its device through a region.
 
-use cbd_channel::Areas;
+use cbd_channel::{Areas, Client};
 use cbd_export::{BlockDevice, MemoryDevice, RequestQueue, wait_any};
 use cbd_pmem::Mapping;
 use cbd_remote::{ChannelUse, RemoteDevice, Service, ServiceOptions};
@@ -203,6 +203,34 @@ fn a_device_that_is_closed_ends_the_requests_of_all_queues_and_another_session_f
     write(&mut *queue, 4096, 9, 4096);
     wait_for(&mut *queue, 1);
     assert_eq!(read(&mut *queue, 0, 8192)[4096..], [9; 4096]);
+}
+
+#[test]
+fn a_session_that_was_followed_by_another_one_does_not_begin_again() {
+    let rig = Rig::new();
+    let service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    write(&mut *queue, 0, 1, 4096);
+    wait_for(&mut *queue, 1);
+    // Another session begins and ends in the same area.
+    let (place, shape) = (rig.place(), cbd_remote::shape_for(AREA).expect("there is one"));
+    Client::open(Arc::clone(&rig.region), place.areas, shape, place.session).expect("a client").close();
+    let end = Instant::now() + LIMIT;
+    while service.is_used() {
+        assert!(Instant::now() < end, "the service does not notice the end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The former one stores its header again after a second. Its requests are still in the ring: taken from the first one on again, they
+    // would be executed behind later ones.
+    write(&mut *queue, 0, 2, 4096);
+    let end = Instant::now() + Duration::from_millis(1300);
+    while Instant::now() < end {
+        let mut done = Vec::new();
+        queue.poll(&mut done);
+        assert!(done.is_empty() && !service.is_used());
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]
