@@ -191,7 +191,7 @@ fn use_device(ground: &Ground, input: &mut Input<'_>) {
                     status: (near(input, 0) as u32).into(),
                     reserved: [0; 20],
                 };
-                ground.forge(areas.server, shape.entry(completions), &entry.sealed());
+                ground.forge(areas.server, shape.completion(completions), &entry.sealed());
                 completions += 1;
             }
             3 => ground.forge_bytes(areas.server, input),
@@ -292,7 +292,7 @@ mod tests {
         let ground = Ground::new(ChannelShape::new(4, 4096).expect("it is possible"));
         let input = seeds().swap_remove(12);
         serve(&ground, &mut Input(&input[1..]));
-        let completion = ground.bytes(ByteRange::at(ground.areas.server + ground.shape.entry(3), 64));
+        let completion = ground.bytes(ByteRange::at(ground.areas.server + ground.shape.completion(3), 64));
         let line = completion.try_into().expect("a line");
         assert!(ChannelCompletion::decode(&line).verify().is_some(), "four requests are complete");
     }

@@ -34,6 +34,25 @@ pub fn observe_line<M: Pmem>(region: &Region<M>, at: u64) -> Option<[u8; LINE as
     Some(line)
 }
 
+/// Stores a header in both of its lines and makes it visible. The second line is first: while the first one is incomplete, the other
+/// side and a later process of this one find the new header in the second.
+pub fn publish_header<M: Pmem>(region: &Region<M>, area: u64, line: &[u8; LINE as usize]) {
+    if MutationPoint::ChannelHeaderSecond.is_active() {
+        publish_line(region, MutationPoint::ChannelHeaderPublish, area + LINE, line);
+    }
+    publish_line(region, MutationPoint::ChannelHeaderPublish, area, line);
+}
+
+/// The header of an area, as it is now; `None` if neither line has one.
+pub fn observe_header<M: Pmem, H>(
+    region: &Region<M>,
+    area: u64,
+    verify: impl Fn(&[u8; LINE as usize]) -> Option<H>,
+) -> Option<H> {
+    let read = |at| observe_line(region, at).and_then(|line| verify(&line));
+    read(area).or_else(|| read(area + LINE))
+}
+
 /// Stores data and makes it visible, before what is published after it.
 pub fn publish_data<M: Pmem>(region: &Region<M>, at: u64, data: &[u8]) {
     region.share(MutationPoint::ChannelDataPublish, at, data);

@@ -1,7 +1,9 @@
 //! The side of a channel that submits requests.
 
 use crate::Areas;
-use crate::area::{observe_data, observe_line, publish_data, publish_line, reserve};
+use crate::area::{
+    observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
+};
 use crate::wire::{STATUS_AGAIN, geometry_of, has_data, kind_of, number_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{CLIENT_MAGIC, FLAG_FUA, FLAG_METADATA, SERVER_READY};
@@ -90,9 +92,9 @@ impl<M: Pmem> Client<M> {
     pub fn open(region: Arc<Region<M>>, areas: Areas, shape: ChannelShape, session: u64) -> Result<Self> {
         let (mut places, mut of_entries) = (Vec::new(), Vec::new());
         reserve(&mut places, shape.places() as usize)?;
-        reserve(&mut of_entries, shape.places() as usize)?;
+        reserve(&mut of_entries, shape.entries() as usize)?;
         places.resize(shape.places() as usize, None);
-        of_entries.resize(shape.places() as usize, 0);
+        of_entries.resize(shape.entries() as usize, 0);
         let client = Self {
             region,
             areas,
@@ -127,8 +129,7 @@ impl<M: Pmem> Client<M> {
             is_closed: u32::from(is_closed).into(),
             reserved: [0; 28],
         };
-        let (at, point) = (self.areas.client, MutationPoint::ChannelHeaderPublish);
-        publish_line(&self.region, point, at, &header.sealed());
+        publish_header(&self.region, self.areas.client, &header.sealed());
     }
 
     /// The geometry of the device, once a server has accepted the session.
@@ -183,7 +184,8 @@ impl<M: Pmem> Client<M> {
 
     fn reserve_for(&mut self, request: &Request) -> Result<()> {
         let pieces = self.pieces(request).count();
-        self.waiting.try_reserve(pieces).map_err(|_| no_memory())?;
+        // What is in flight may have to wait again.
+        self.waiting.try_reserve(pieces + self.places.len()).map_err(|_| no_memory())?;
         let taken = self.in_flight() + 1;
         reserve(&mut self.free, taken)?;
         reserve(&mut self.wholes, 1)
@@ -214,7 +216,7 @@ impl<M: Pmem> Client<M> {
             return;
         }
         let mut index = 0;
-        while index < self.waiting.len() {
+        while index < self.waiting.len() && self.is_entry_free() {
             let Some(place) = self.free_place() else { return };
             let part = self.waiting[index];
             let mut earlier = self.places.iter().flatten().chain(self.waiting.range(..index));
@@ -225,6 +227,15 @@ impl<M: Pmem> Client<M> {
             self.waiting.remove(index);
             self.send(part, place);
         }
+    }
+
+    /// Whether the request whose entry the next one replaces is complete. A later process of the server finds what is outstanding in
+    /// the ring.
+    fn is_entry_free(&self) -> bool {
+        let entries = self.of_entries.len() as u64;
+        let last = self.places[self.of_entries[(self.submitted % entries) as usize]];
+        let is_used = last.is_some_and(|part| part.sequence + entries == self.submitted);
+        !(is_used && MutationPoint::ChannelEntryKept.is_active())
     }
 
     fn free_place(&self) -> Option<usize> {
@@ -304,7 +315,7 @@ impl<M: Pmem> Client<M> {
         if self.completed == self.submitted {
             return None;
         }
-        let line = observe_line(&self.region, self.areas.server + self.shape.entry(self.completed))?;
+        let line = observe_line(&self.region, self.areas.server + self.shape.completion(self.completed))?;
         let found = ChannelCompletion::decode(&line).verify()?;
         let is_ours = found.client.get() == self.session
             && MutationPoint::ChannelServerSession.holds(found.server.get() == served.session)
@@ -326,7 +337,8 @@ impl<M: Pmem> Client<M> {
             Ok(true) => self.end_part(&part, Ok(()), done),
             Ok(false) if part.tries + 1 < TRIES => {
                 self.repeated += 1;
-                self.send(Part { tries: part.tries + 1, ..part }, place);
+                // There is memory, and what overlaps it is behind it.
+                self.waiting.push_front(Part { tries: part.tries + 1, ..part });
             }
             Ok(false) => {
                 let text = format!("data did not come through the region as it was sent, {TRIES} times");
@@ -360,10 +372,10 @@ impl<M: Pmem> Client<M> {
         }
     }
 
-    /// Notices a server that has accepted the session, one that has followed it, and the end of the channel.
+    /// Notices a server that has accepted the session, one that has followed it, another size of the device, and the end of the channel.
     fn look_at_server(&mut self, done: &mut Vec<Completion>) {
-        let Some(line) = observe_line(&self.region, self.areas.server) else { return };
-        let Some(header) = ServerHeader::decode(&line).verify() else { return };
+        let verify = |line: &_| ServerHeader::decode(line).verify();
+        let Some(header) = observe_header(&self.region, self.areas.server, verify) else { return };
         if header.client.get() != self.session {
             return;
         }
@@ -371,11 +383,11 @@ impl<M: Pmem> Client<M> {
             return self.end_all(done);
         }
         let session = header.session.get();
-        if self.served.is_some_and(|served| served.session == session) {
+        let Some(geometry) = geometry_of(&header, self.shape) else { return };
+        let before = self.served.replace(Served { session, geometry });
+        if before.is_some_and(|before| before.session == session) {
             return;
         }
-        let Some(geometry) = geometry_of(&header, self.shape) else { return };
-        self.served = Some(Served { session, geometry });
         (self.submitted, self.completed) = (0, 0);
         if MutationPoint::ChannelReplay.is_active() {
             self.submit_again();

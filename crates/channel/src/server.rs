@@ -1,11 +1,14 @@
 //! The side of a channel that executes requests.
 
 use crate::Areas;
-use crate::area::{observe_data, observe_line, publish_data, publish_line, reserve};
+use crate::area::{
+    observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
+};
+use crate::resume::{self, Former, Left, Line};
 use crate::wire::{STATUS_AGAIN, has_data, header_of, operation_of, status_of};
-use alloc::{format, sync::Arc, vec::Vec};
+use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY};
-use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, Submission, crc32c};
+use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission, crc32c};
 use cbd_types::{
     ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
     Request, Result, SpareBuffers,
@@ -42,7 +45,11 @@ struct Session {
     /// How many those are.
     in_flight: usize,
     /// The last completions, by their place in the ring.
-    lines: Vec<[u8; LINE as usize]>,
+    lines: Vec<Line>,
+    /// Requests without a completion that a former process has left and that are still to be handed out, in order.
+    outstanding: VecDeque<Submission>,
+    /// The number of the first submission that a former process cannot have taken.
+    resumed: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -53,23 +60,36 @@ struct InFlight {
 
 impl Session {
     fn new(header: &ClientHeader, shape: ChannelShape) -> Result<Self> {
-        let (mut places, mut lines) = (Vec::new(), Vec::new());
+        let mut lines = Vec::new();
+        reserve(&mut lines, shape.completions() as usize)?;
+        lines.resize(shape.completions() as usize, [0; LINE as usize]);
+        Self::from(header, shape, Left { taken: 0, completed: 0, lines, outstanding: VecDeque::new() })
+    }
+
+    /// A session that continues.
+    fn from(header: &ClientHeader, shape: ChannelShape, left: Left) -> Result<Self> {
+        let mut places = Vec::new();
         reserve(&mut places, shape.places() as usize)?;
-        reserve(&mut lines, shape.places() as usize)?;
         places.resize(shape.places() as usize, None);
-        lines.resize(shape.places() as usize, [0; LINE as usize]);
-        let (client, again) = (header.session.get(), header.again.get());
         Ok(Self {
-            client,
+            client: header.session.get(),
             shape,
-            taken: 0,
-            completed: 0,
-            again,
+            taken: left.taken,
+            completed: left.completed,
+            again: header.again.get(),
             is_ending: false,
             places,
             in_flight: 0,
-            lines,
+            lines: left.lines,
+            outstanding: left.outstanding,
+            resumed: left.taken,
         })
+    }
+
+    /// Whether a request of a former process is still to be handed out or in flight.
+    fn has_former(&self) -> bool {
+        let is_to_come = !self.is_ending && !self.outstanding.is_empty();
+        is_to_come || self.places.iter().flatten().any(|one| one.sequence < self.resumed)
     }
 }
 
@@ -82,6 +102,8 @@ pub struct Server<M: Pmem> {
     session: u64,
     geometry: Geometry,
     serving: Option<Session>,
+    /// The session of the former process, until it is known whether it continues.
+    former: Option<Former>,
     /// The client whose session has ended last. It does not begin again: its requests would be executed twice.
     ended: u64,
     idle: u32,
@@ -90,8 +112,10 @@ pub struct Server<M: Pmem> {
 }
 
 impl<M: Pmem> Server<M> {
-    /// Begins a session, with a random number that was never used before, between areas of `area_bytes` bytes. It accepts a client
-    /// when it [polls](Self::poll).
+    /// Begins with areas of `area_bytes` bytes. It accepts a client when it [polls](Self::poll). The first poll continues the session of
+    /// a former process if that can be; otherwise the session has this random number, which was never used before.
+    ///
+    /// No other process stores in the server's area from now on.
     #[must_use]
     pub fn open(
         region: Arc<Region<M>>,
@@ -101,7 +125,12 @@ impl<M: Pmem> Server<M> {
         geometry: Geometry,
     ) -> Self {
         let (session, spare) = (session.max(1), SpareBuffers::new(SPARE_BYTES));
-        Self { region, areas, area_bytes, session, geometry, serving: None, ended: 0, idle: 0, spare }
+        let header = observe_header(&region, areas.server, |line| ServerHeader::decode(line).verify());
+        let former = header.filter(|header| header.state.get() == SERVER_READY);
+        let former =
+            former.map(|header| Former { client: header.client.get(), server: header.session.get() });
+        let former = former.filter(|_| MutationPoint::ChannelResume.is_active());
+        Self { region, areas, area_bytes, session, geometry, serving: None, former, ended: 0, idle: 0, spare }
     }
 
     /// Whom it serves.
@@ -114,17 +143,35 @@ impl<M: Pmem> Server<M> {
         }
     }
 
+    /// Whether no request is outstanding any more that was so when a former process ended. Until then changes of others wait: such a
+    /// request may be executed a second time. It waits for nothing that a client has to do.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.former.is_none() && !self.serving.as_ref().is_some_and(Session::has_former)
+    }
+
+    /// Whether a request that was handed out was outstanding when a former process ended.
+    #[must_use]
+    pub fn is_former(&self, request: u64) -> bool {
+        self.serving.as_ref().is_some_and(|session| request < session.resumed)
+    }
+
     /// Requests that were handed out and are not complete.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.serving.as_ref().map_or(0, |session| session.in_flight)
     }
 
-    /// Moves new requests to `requests`. Each is to be [completed](Self::complete). Does not block.
+    /// Moves new requests to `requests`. Each is to be [completed](Self::complete). Does not block. The first call has all requests that
+    /// a former process has left, if the client follows the rules.
     ///
     /// # Errors
     /// [`ErrorKind::System`] without memory for a client: it can be tried again.
     pub fn poll(&mut self, requests: &mut Vec<Request>) -> Result<()> {
+        if self.former.is_some() {
+            self.look_at_client()?;
+            self.former = None;
+        }
         let mut has_taken = false;
         // Bounded, whatever the client stores.
         for _ in 0..self.serving.as_ref().map_or(0, |session| session.places.len()) {
@@ -141,23 +188,28 @@ impl<M: Pmem> Server<M> {
         Ok(())
     }
 
-    fn next_submission(&self) -> Option<Submission> {
-        let session = self.serving.as_ref().filter(|session| !session.is_ending)?;
+    fn next_submission(&mut self) -> Option<Submission> {
+        let session = self.serving.as_mut().filter(|session| !session.is_ending)?;
         // A client that follows the rules has no more.
         if session.in_flight == session.places.len() {
             return None;
+        }
+        if let Some(found) = session.outstanding.pop_front() {
+            return Some(found);
         }
         let line = observe_line(&self.region, self.areas.client + session.shape.entry(session.taken))?;
         let found = Submission::decode(&line).verify()?;
         let is_ours = MutationPoint::ChannelClientSession.holds(found.client.get() == session.client)
             && MutationPoint::ChannelServerSession.holds(found.server.get() == self.session)
             && MutationPoint::ChannelSequence.holds(found.sequence.get() == session.taken);
-        is_ours.then_some(found)
+        if !is_ours {
+            return None;
+        }
+        session.taken += 1;
+        Some(found)
     }
 
     fn take(&mut self, found: &Submission, requests: &mut Vec<Request>) {
-        let Some(session) = &mut self.serving else { return };
-        session.taken += 1;
         let (sequence, place) = (found.sequence.get(), found.place.get() as usize);
         let operation = match self.check(found) {
             Ok(operation) => operation,
@@ -248,10 +300,9 @@ impl<M: Pmem> Server<M> {
             reserved: [0; 20],
         };
         let line = entry.sealed();
-        let at = self.areas.server + session.shape.entry(session.completed);
-        if let Some(kept) =
-            session.lines.get_mut((session.completed % u64::from(session.shape.places())) as usize)
-        {
+        let at = self.areas.server + session.shape.completion(session.completed);
+        let kept = session.completed % session.shape.completions();
+        if let Some(kept) = session.lines.get_mut(kept as usize) {
             *kept = line;
         }
         session.completed += 1;
@@ -260,8 +311,8 @@ impl<M: Pmem> Server<M> {
 
     /// Notices a client, one that has followed it, and one that misses completions.
     fn look_at_client(&mut self) -> Result<()> {
-        let Some(line) = observe_line(&self.region, self.areas.client) else { return Ok(()) };
-        let Some(header) = ClientHeader::decode(&line).verify() else { return Ok(()) };
+        let verify = |line: &_| ClientHeader::decode(line).verify();
+        let Some(header) = observe_header(&self.region, self.areas.client, verify) else { return Ok(()) };
         let is_closed = header.is_closed.get() != 0;
         if let Some(session) = &mut self.serving {
             let is_same = session.client == header.session.get();
@@ -285,15 +336,19 @@ impl<M: Pmem> Server<M> {
         if session.again != again {
             session.again = again;
             self.store_header(SERVER_READY, session_of(&self.serving));
-            let Some(session) = &self.serving else { return Ok(()) };
-            for (index, line) in
-                session.lines.iter().enumerate().filter(|(_, line)| **line != [0; LINE as usize])
-            {
-                let at = self.areas.server + session.shape.entry(index as u64);
-                publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, line);
-            }
+            self.store_completions();
         }
         Ok(())
+    }
+
+    /// Stores the last completions again.
+    fn store_completions(&self) {
+        let Some(session) = &self.serving else { return };
+        for (place, line) in session.lines.iter().enumerate().filter(|(_, line)| **line != [0; LINE as usize])
+        {
+            let at = self.areas.server + session.shape.completion(place as u64);
+            publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, line);
+        }
     }
 
     fn begin(&mut self, header: &ClientHeader) -> Result<()> {
@@ -302,14 +357,29 @@ impl<M: Pmem> Server<M> {
             self.store_header(SERVER_CLOSED, header.session.get());
             return Ok(());
         };
-        self.serving = Some(Session::new(header, shape)?);
+        if !self.resume(header, shape)? {
+            self.serving = Some(Session::new(header, shape)?);
+        }
         self.store_header(SERVER_READY, header.session.get());
+        // The former process may have ended before its last one was visible to the client.
+        self.store_completions();
         Ok(())
+    }
+
+    /// Continues the session of the former process; false if that cannot be.
+    fn resume(&mut self, header: &ClientHeader, shape: ChannelShape) -> Result<bool> {
+        let Some(former) = self.former.filter(|former| former.client == header.session.get()) else {
+            return Ok(false);
+        };
+        let Some(left) = resume::find(&self.region, self.areas, shape, former)? else { return Ok(false) };
+        self.serving = Some(Session::from(header, shape, left)?);
+        self.session = former.server;
+        Ok(true)
     }
 
     fn store_header(&self, state: u32, client: u64) {
         let header = header_of(self.session, state, client, &self.geometry);
-        publish_line(&self.region, MutationPoint::ChannelHeaderPublish, self.areas.server, &header.sealed());
+        publish_header(&self.region, self.areas.server, &header.sealed());
     }
 
     /// Ends the session: the client's requests, those in flight too, complete with an error there.

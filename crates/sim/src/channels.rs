@@ -377,8 +377,7 @@ impl Scene<'_> {
         while !self.is_over.load(Ordering::Relaxed) {
             let memory = self.memory(&mut random);
             // Most lines are those of data, of which few are in use.
-            let ring =
-                random.below(u64::from(self.shape.places()) + 1) * 64 + random.below(2) * self.shape.bytes();
+            let ring = random.below(self.shape.completions() + 2) * 64 + random.below(2) * self.shape.bytes();
             let at = if random.chance(700) { ring } else { random.below(lines) * 64 };
             let line: [u8; 64] = std::array::from_fn(|_| random.next() as u8);
             let line = if random.chance(300) {

@@ -219,11 +219,174 @@ fn an_entry_that_makes_no_sense_fails_alone() {
         // The third one has the data place of the second.
         for (number, request) in [0, 2].into_iter().enumerate() {
             let mut line = [0; 64];
-            memory.observe(areas().server + shape().entry(number as u64), 64);
-            memory.load(areas().server + shape().entry(number as u64), &mut line).expect("it does not fail");
+            memory.observe(areas().server + shape().completion(number as u64), 64);
+            memory
+                .load(areas().server + shape().completion(number as u64), &mut line)
+                .expect("it does not fail");
             let found = ChannelCompletion::decode(&line).verify().expect("it is complete");
             assert_eq!(found.request.get(), request, "{entry:?}");
             assert_ne!(found.status.get(), 0, "{entry:?}");
         }
     }
+}
+
+/// Ends the server's process; the next one opens with another number.
+fn restart(rig: &mut Rig, session: u64) {
+    rig.taken.clear();
+    rig.server = server(&rig.medium, session, shape().bytes(), GEOMETRY);
+}
+
+fn ids(requests: &[Request]) -> Vec<u64> {
+    requests.iter().map(|request| request.id).collect()
+}
+
+/// Stores a line without a checksum.
+fn damage(rig: &Rig, at: u64) {
+    let memory = HostMemory::new(&rig.medium, false, 7);
+    memory.store_line(at, &[1; 64]);
+    memory.publish(at, 64);
+}
+
+/// Four writes in flight, the second and the third of which have completions that the client has not seen.
+fn half_complete() -> Rig {
+    let mut rig = Rig::new();
+    for id in 0..4 {
+        rig.submit(id, Operation::Write, ByteRange::at(id * 4096, 4096));
+    }
+    for Request { id, buffer, .. } in rig.taken.drain(1..3) {
+        rig.server.complete(Completion { id, result: Ok(()), buffer });
+    }
+    rig
+}
+
+#[test]
+fn a_server_that_comes_back_executes_what_has_no_completion_and_nothing_else() {
+    let mut rig = half_complete();
+    assert!(rig.server.is_settled() && !rig.server.is_former(0));
+    restart(&mut rig, 33);
+    assert!(!rig.server.is_settled(), "before it has looked");
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    assert_eq!(ids(&rig.taken), [0, 3]);
+    assert_eq!(rig.taken[1].range, ByteRange::at(3 * 4096, 4096));
+    assert!(!rig.server.is_settled() && rig.server.is_former(3) && !rig.server.is_former(4));
+    // The client sees completions of the former process, and submits more.
+    rig.submit(4, Operation::Read, ByteRange::at(1 << 16, 512));
+    assert_eq!((rig.ended(), ids(&rig.taken)), (vec![(1, None), (2, None)], vec![0, 3, 4]));
+    for Request { id, buffer, .. } in rig.taken.drain(..2) {
+        rig.server.complete(Completion { id, result: Ok(()), buffer });
+    }
+    assert!(rig.server.is_settled(), "the read is a new request");
+    rig.complete();
+    assert_eq!(rig.ended(), [0, 3, 4].map(|id| (id, None)));
+    // All are complete: nothing is executed again.
+    restart(&mut rig, 44);
+    rig.poll();
+    assert!(rig.taken.is_empty() && rig.server.is_settled());
+    assert_eq!(rig.client.repeated(), 0);
+}
+
+#[test]
+fn an_entry_stays_until_its_request_is_complete() {
+    let mut rig = Rig::new();
+    rig.submit(0, Operation::Write, ByteRange::at(0, 4096));
+    let entries = shape().entries();
+    for id in 1..entries + 3 {
+        rig.submit(id, Operation::Read, ByteRange::at(8192, 512));
+        for Request { id, buffer, .. } in rig.taken.drain(1..) {
+            rig.server.complete(Completion { id, result: Ok(()), buffer });
+        }
+        rig.poll();
+    }
+    assert_eq!(rig.ended().len() as u64, entries - 1, "others wait for the first one");
+    restart(&mut rig, 33);
+    rig.poll();
+    assert_eq!(ids(&rig.taken), [0]);
+    rig.complete();
+    rig.complete();
+    assert_eq!(rig.ended().len(), 4);
+}
+
+#[test]
+fn a_completion_is_known_as_long_as_its_entry_is_there() {
+    let mut rig = Rig::new();
+    // After the fourth request three older ones complete, and as many later ones as there can be.
+    for id in 0..4 {
+        rig.submit(id, Operation::Read, ByteRange::at(id * 512, 512));
+    }
+    let kept: Vec<Request> = rig.taken.drain(..3).collect();
+    rig.complete();
+    for Request { id, buffer, .. } in kept {
+        rig.server.complete(Completion { id, result: Ok(()), buffer });
+    }
+    rig.poll();
+    let last = 3 + shape().entries();
+    for id in 4..last {
+        rig.submit(id, Operation::Read, ByteRange::at(8192, 512));
+        rig.complete();
+    }
+    // The place of the next completion has parts of it.
+    damage(&rig, areas().server + shape().completion(last));
+    restart(&mut rig, 33);
+    rig.poll();
+    assert!(rig.taken.is_empty(), "{:?}", ids(&rig.taken));
+    rig.submit(last, Operation::Read, ByteRange::at(8192, 512));
+    assert_eq!((ids(&rig.taken), rig.server.is_former(0)), (vec![last], true), "the session continues");
+    assert_eq!(rig.ended().len() as u64, last);
+}
+
+#[test]
+fn a_session_with_damaged_lines_is_not_continued() {
+    let completion = |number| areas().server + shape().completion(number);
+    for (at, is_continued) in [
+        (areas().server, true),
+        (areas().server + 64, true),
+        (areas().client, true),
+        (completion(0), false),
+        // It reads like a completion that never was.
+        (completion(1), true),
+        (areas().client + shape().entry(0), false),
+        (areas().client + shape().entry(1), true),
+    ] {
+        let mut rig = half_complete();
+        damage(&rig, at);
+        restart(&mut rig, 33);
+        rig.server.poll(&mut rig.taken).expect("there is memory");
+        assert_eq!(rig.server.is_former(0), is_continued, "{at}");
+        let again = if at == completion(1) { vec![0, 2, 3] } else { vec![0, 3] };
+        assert_eq!(ids(&rig.taken), if is_continued { again } else { Vec::new() }, "{at}");
+        for _ in 0..3 {
+            rig.poll();
+            rig.client.nudge();
+        }
+        rig.complete();
+        assert_eq!(rig.ended(), [0, 1, 2, 3].map(|id| (id, None)), "{at}");
+        assert!(rig.server.is_settled());
+    }
+}
+
+#[test]
+fn what_another_client_has_left_is_not_executed() {
+    let mut rig = half_complete();
+    rig.client = Client::open(region(&rig.medium, 3), areas(), shape(), 12).expect("there is memory");
+    restart(&mut rig, 33);
+    rig.poll();
+    assert!(rig.taken.is_empty() && rig.server.is_settled() && rig.client.geometry().is_some());
+
+    let mut rig = half_complete();
+    rig.client.end(&mut rig.done);
+    restart(&mut rig, 33);
+    rig.poll();
+    assert!(rig.taken.is_empty() && rig.server.is_settled());
+    assert_eq!(rig.server.state(), ServerState::Alone);
+}
+
+#[test]
+fn a_client_sees_the_size_that_the_device_has_after_a_restart() {
+    let mut rig = half_complete();
+    rig.taken.clear();
+    let larger = Geometry { size: 2 << 20, ..GEOMETRY };
+    rig.server = server(&rig.medium, 33, shape().bytes(), larger);
+    rig.poll();
+    assert_eq!(rig.client.geometry().map(|geometry| geometry.size), Some(2 << 20));
+    assert_eq!(ids(&rig.taken), [0, 3], "the session continues");
 }

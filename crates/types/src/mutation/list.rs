@@ -196,6 +196,16 @@ mutation_points! {
     ChannelSettle = "channel.settle",
     /// After a change of the server requests in flight are submitted again.
     ChannelReplay = "channel.replay",
+    /// A header of which one line is incomplete is in the other one.
+    ChannelHeaderSecond = "channel.header.second",
+    /// The entry of a request that is not complete is not replaced: a later process of the server finds it.
+    ChannelEntryKept = "channel.entry.kept",
+    /// A later process of a server continues the session of the former one.
+    ChannelResume = "channel.resume",
+    /// A request whose completion is stored is not executed again.
+    ChannelResumeCompleted = "channel.resume.completed",
+    /// A session of which lines have damage is not continued.
+    ChannelResumeWhole = "channel.resume.whole",
 
     /// A sign of life is visible to other hosts.
     BeatPublish = "beat.publish",

@@ -1,0 +1,132 @@
+//! What a former process of a server has left of a session: which requests have a completion, and which are outstanding.
+//!
+//! Invariants: a request counts as outstanding only if its entry is whole and none of the completions that can be its own is missing.
+//! What is found is bounded by the rings, whatever the client has stored in its own.
+
+use crate::Areas;
+use crate::area::{observe_line, reserve};
+use alloc::{collections::VecDeque, vec::Vec};
+use cbd_format::{ChannelCompletion, ChannelShape, LINE, Submission};
+use cbd_types::{Error, ErrorKind, MutationPoint, Pmem, Region, Result};
+
+/// A line of a ring.
+pub type Line = [u8; LINE as usize];
+
+/// The header of a server's area, as a process finds it when it begins.
+#[derive(Clone, Copy)]
+pub struct Former {
+    pub client: u64,
+    pub server: u64,
+}
+
+/// A session that can be continued.
+pub struct Left {
+    /// The number of the first submission that the former process cannot have taken.
+    pub taken: u64,
+    /// Completions that were stored.
+    pub completed: u64,
+    /// The last completions, by their place in the ring.
+    pub lines: Vec<Line>,
+    /// The requests without a completion, in order.
+    pub outstanding: VecDeque<Submission>,
+}
+
+/// Reads both rings of a session. `None` if lines are missing.
+///
+/// # Errors
+/// [`ErrorKind::System`] without memory.
+pub fn find<M: Pmem>(
+    region: &Region<M>,
+    areas: Areas,
+    shape: ChannelShape,
+    session: Former,
+) -> Result<Option<Left>> {
+    let Some(done) = find_completions(region, areas, shape, session)? else { return Ok(None) };
+    let entries = shape.entries();
+    let mut submissions = Vec::new();
+    reserve(&mut submissions, entries as usize)?;
+    submissions.extend((0..entries).map(|place| submission(region, areas, shape, session, place)));
+    let numbers = submissions.iter().flatten().map(|found| found.sequence.get());
+    let taken = numbers.chain(done.requests.last().copied()).max().map_or(0, |last| last.saturating_add(1));
+
+    let mut outstanding = VecDeque::new();
+    outstanding.try_reserve(entries as usize).map_err(|_| no_memory())?;
+    for number in taken.saturating_sub(entries)..taken {
+        let is_complete = done.requests.binary_search(&number).is_ok();
+        if is_complete && MutationPoint::ChannelResumeCompleted.is_active() {
+            continue;
+        }
+        match submissions[(number % entries) as usize].filter(|found| found.sequence.get() == number) {
+            Some(found) => outstanding.push_back(found),
+            // The client is storing the next one in its place: it is complete for long.
+            None if number + entries == taken => {}
+            None if MutationPoint::ChannelResumeWhole.is_active() => return Ok(None),
+            None => {}
+        }
+    }
+    Ok(Some(Left { taken, completed: done.completed, lines: done.lines, outstanding }))
+}
+
+struct Completions {
+    completed: u64,
+    lines: Vec<Line>,
+    /// The requests that the lines name, sorted.
+    requests: Vec<u64>,
+}
+
+fn find_completions<M: Pmem>(
+    region: &Region<M>,
+    areas: Areas,
+    shape: ChannelShape,
+    session: Former,
+) -> Result<Option<Completions>> {
+    let places = shape.completions();
+    let (mut lines, mut requests) = (Vec::new(), Vec::new());
+    reserve(&mut lines, places as usize)?;
+    reserve(&mut requests, places as usize)?;
+    let read = |place| observe_line(region, areas.server + shape.completion(place)).unwrap_or(BLANK);
+    lines.extend((0..places).map(read));
+    let decode = |place: usize, line: &Line| completion(line, session, place as u64, places);
+    let found = lines.iter().enumerate().filter_map(|(place, line)| decode(place, line));
+    let completed = found.map(|found| found.sequence.get() + 1).max().unwrap_or(0);
+    let mut last = 0;
+    for (place, line) in lines.iter_mut().enumerate() {
+        match decode(place, line).filter(|found| found.sequence.get() + places >= completed) {
+            Some(found) => {
+                requests.push(found.request.get());
+                last += u64::from(found.sequence.get() + places > completed);
+            }
+            None => *line = BLANK,
+        }
+    }
+    // The place of the next one may have parts of it.
+    let is_whole = last >= completed.min(places - 1);
+    requests.sort_unstable();
+    let found = Completions { completed, lines, requests };
+    Ok(MutationPoint::ChannelResumeWhole.holds(is_whole).then_some(found))
+}
+
+const BLANK: Line = [0; LINE as usize];
+
+fn completion(line: &Line, session: Former, place: u64, places: u64) -> Option<ChannelCompletion> {
+    let found = ChannelCompletion::decode(line).verify()?;
+    let is_of_session = found.client.get() == session.client && found.server.get() == session.server;
+    (is_of_session && found.sequence.get() % places == place).then_some(found)
+}
+
+fn submission<M: Pmem>(
+    region: &Region<M>,
+    areas: Areas,
+    shape: ChannelShape,
+    session: Former,
+    place: u64,
+) -> Option<Submission> {
+    let line = observe_line(region, areas.client + shape.entry(place))?;
+    let found = Submission::decode(&line).verify()?;
+    let is_of_session = found.client.get() == session.client && found.server.get() == session.server;
+    (is_of_session && found.sequence.get() % shape.entries() == place).then_some(found)
+}
+
+fn no_memory() -> Error {
+    Error::new(ErrorKind::System, "there is no memory for the channel")
+}
