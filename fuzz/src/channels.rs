@@ -96,7 +96,8 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
         if input.is_empty() {
             break;
         }
-        match input.u8() % 8 {
+        let act = input.u8();
+        match act % 8 {
             0 => {
                 let header = ClientHeader {
                     crc: 0.into(),
@@ -145,12 +146,27 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
                 assert!(ground.of_others(areas.server) == before, "the server stored in an area of others");
             }
             _ => {
-                // It restarts: what it had in flight ends with the process.
+                // It restarts: what it had in flight ends with the process. It continues the session or begins with this number again.
                 taken.clear();
-                (server, sequence) = (open(SERVER), 0);
+                server = open(SERVER);
+                if act & 8 == 0 {
+                    sequence = 0;
+                }
             }
         }
     }
+    settle(&mut server, taken, shape);
+}
+
+/// What a former process has left is complete after some polls, whatever the client has stored.
+fn settle(server: &mut Server<CrashMemory>, mut taken: Vec<Request>, shape: ChannelShape) {
+    for _ in 0..=shape.entries() {
+        server.poll(&mut taken).unwrap_or_else(|error| panic!("{error}"));
+        for Request { id, buffer, .. } in taken.drain(..) {
+            server.complete(Completion { id, result: Ok(()), buffer });
+        }
+    }
+    assert!(server.is_settled(), "a client delays others");
 }
 
 /// A request that the server hands out can be executed.
@@ -275,6 +291,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     for flags in [0, 2, 6] {
         seeds.push([&[flags][..], &hello, &served].concat());
         seeds.push([&[flags][..], &hello, &served, &[7], &hello, &served].concat());
+        // Its session continues, with requests in flight.
+        seeds.push([&[flags][..], &hello, &served, &[15], &served, &[5, 255, 15], &served].concat());
         seeds.push([&[flags][..], &hello, &[4, 0, 1, 40], &same(40), &served].concat());
         seeds.push([&[flags | 1][..], &ready, &used, &[6, 7, 6]].concat());
         seeds
@@ -290,7 +308,7 @@ mod tests {
     #[test]
     fn requests_reach_the_device_of_a_server() {
         let ground = Ground::new(ChannelShape::new(4, 4096).expect("it is possible"));
-        let input = seeds().swap_remove(12);
+        let input = seeds().swap_remove(14);
         serve(&ground, &mut Input(&input[1..]));
         let completion = ground.bytes(ByteRange::at(ground.areas.server + ground.shape.completion(3), 64));
         let line = completion.try_into().expect("a line");

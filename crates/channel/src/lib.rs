@@ -11,7 +11,11 @@
 //! else was stored in the range meanwhile. To the client the server was slow.
 //!
 //! Where the rings have damage, or the former process served another client, the server begins another session. Its client submits all
-//! requests in flight again.
+//! requests in flight again. With several clients those may be executed behind newer ones of others.
+//!
+//! **Several clients of one device** have a channel each. [`Exclusion`] keeps their requests that overlap apart until the completion of the
+//! earlier one is stored. So no client has seen what a request without a completion has stored, and those that are outstanding after a
+//! restart can be executed in any order, as if for the first time: all of their changes, and then reads and new changes.
 //!
 //! **A client that comes back** has another session, too. The server ends what is in flight of the former one before it accepts the new
 //! one, so nothing is executed late.
@@ -28,10 +32,12 @@ extern crate alloc;
 
 mod area;
 mod client;
+mod exclusion;
 mod resume;
 mod server;
 mod wire;
 
 pub use area::Areas;
 pub use client::Client;
+pub use exclusion::Exclusion;
 pub use server::{Server, ServerState};

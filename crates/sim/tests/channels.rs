@@ -28,6 +28,10 @@ fn requests_complete_once_and_in_order_whatever_dies() {
         "error",
         "nudge",
         "damage",
+        "former",
+        "replaced_by_former",
+        "held",
+        "excluded",
     ];
     for name in names {
         let count = all.faults.get(name);

@@ -206,6 +206,8 @@ mutation_points! {
     ChannelResumeCompleted = "channel.resume.completed",
     /// A session of which lines have damage is not continued.
     ChannelResumeWhole = "channel.resume.whole",
+    /// Requests of several clients that overlap are not executed at the same time.
+    ChannelExclusion = "channel.exclusion",
 
     /// A sign of life is visible to other hosts.
     BeatPublish = "beat.publish",
