@@ -93,6 +93,8 @@ struct Scene<'a> {
     dies_permille: u64,
     /// How soon the device executes a request, and how soon that is reported.
     pace_permille: u64,
+    /// Whether the device executes the last request first, so that others wait for long.
+    is_last_first: bool,
     /// Requests out of a thousand that the device refuses.
     refused_permille: u64,
     /// Polls out of a thousand after which a client nudges, although there is no need.
@@ -119,6 +121,7 @@ fn play(seed: u64, truth: &Mutex<Truth>) -> Result<(), String> {
         is_over: AtomicBool::new(false),
         dies_permille: *random.pick(&[0, 300, 700]),
         pace_permille: *random.pick(&[20, 500]),
+        is_last_first: random.chance(200),
         refused_permille: *random.pick(&[0, 0, 100]),
         nudges_permille: *random.pick(&[0, 0, 20]),
         is_damaged: random.chance(200),

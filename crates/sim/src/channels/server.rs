@@ -51,7 +51,8 @@ impl Scene<'_> {
         while !self.is_over() {
             let memory = self.memory(&mut random);
             if random.chance(self.dies_permille) {
-                memory.die_in(random.below(3000));
+                let within = *random.pick(&[50, 500, 3000]);
+                memory.die_in(random.below(within));
             }
             let lives_for = if random.chance(self.dies_permille) { random.below(60) } else { u64::MAX };
             let ended = until_crash(|| self.open_servers(&memory, &mut random).serve(lives_for, &mut random));
@@ -101,7 +102,9 @@ impl Serving<'_> {
             self.poll();
             self.begin();
             if !self.ready.is_empty() && random.chance(self.scene.pace_permille) {
-                let taken = self.ready.swap_remove(random.below(self.ready.len() as u64) as usize);
+                let last = self.ready.len() as u64 - 1;
+                let next = if self.scene.is_last_first { last } else { random.below(last + 1) };
+                let taken = self.ready.remove(next as usize);
                 self.execute(taken, random);
             }
             if !self.executed.is_empty() && random.chance(self.scene.pace_permille) {
