@@ -53,6 +53,15 @@ pub fn observe_header<M: Pmem, H>(
     read(area).or_else(|| read(area + LINE))
 }
 
+/// Clears the checksum of a line that a former process has not stored completely. Otherwise the other side could find the line of the
+/// former process whole while the next one is stored over it: the words that are missing may be the same in both.
+pub fn clear_torn<M: Pmem>(region: &Region<M>, at: u64, is_whole: impl Fn(&[u8; LINE as usize]) -> bool) {
+    let is_whole = observe_line(region, at).is_some_and(|line| is_whole(&line));
+    if !is_whole && MutationPoint::ChannelTornCleared.is_active() {
+        region.share(MutationPoint::ChannelEntryPublish, at, &[0; 8]);
+    }
+}
+
 /// Stores data and makes it visible, before what is published after it.
 pub fn publish_data<M: Pmem>(region: &Region<M>, at: u64, data: &[u8]) {
     region.share(MutationPoint::ChannelDataPublish, at, data);

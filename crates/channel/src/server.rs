@@ -2,7 +2,7 @@
 
 use crate::Areas;
 use crate::area::{
-    observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
+    clear_torn, observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
 };
 use crate::resume::{self, Former, Left, Line};
 use crate::wire::{STATUS_AGAIN, has_data, header_of, operation_of, status_of};
@@ -104,6 +104,8 @@ pub struct Server<M: Pmem> {
     serving: Option<Session>,
     /// The session of the former process, until it is known whether it continues.
     former: Option<Former>,
+    /// Whether lines that a former process has stored in part were cleared.
+    has_cleared: bool,
     /// The client whose session has ended last. It does not begin again: its requests would be executed twice.
     ended: u64,
     idle: u32,
@@ -130,7 +132,7 @@ impl<M: Pmem> Server<M> {
         let former =
             former.map(|header| Former { client: header.client.get(), server: header.session.get() });
         let former = former.filter(|_| MutationPoint::ChannelResume.is_active());
-        Self { region, areas, area_bytes, session, geometry, serving: None, former, ended: 0, idle: 0, spare }
+        Self { region, areas, area_bytes, session, geometry, serving: None, former, has_cleared: false, ended: 0, idle: 0, spare }
     }
 
     /// Whom it serves.
@@ -168,6 +170,11 @@ impl<M: Pmem> Server<M> {
     /// # Errors
     /// [`ErrorKind::System`] without memory for a client: it can be tried again.
     pub fn poll(&mut self, requests: &mut Vec<Request>) -> Result<()> {
+        if !self.has_cleared {
+            self.has_cleared = true;
+            let is_whole = |line: &_| ServerHeader::decode(line).verify().is_some();
+            [0, LINE].map(|line| clear_torn(&self.region, self.areas.server + line, is_whole));
+        }
         if self.former.is_some() {
             self.look_at_client()?;
             self.former = None;
@@ -372,8 +379,10 @@ impl<M: Pmem> Server<M> {
             return Ok(false);
         };
         let Some(left) = resume::find(&self.region, self.areas, shape, former)? else { return Ok(false) };
+        let next = self.areas.server + shape.completion(left.completed);
         self.serving = Some(Session::from(header, shape, left)?);
         self.session = former.server;
+        clear_torn(&self.region, next, |line| ChannelCompletion::decode(line).verify().is_some());
         Ok(true)
     }
 

@@ -369,6 +369,35 @@ fn a_session_with_damaged_lines_is_not_continued() {
 }
 
 #[test]
+fn a_completion_that_was_stored_in_part_is_never_whole_later() {
+    let mut rig = half_complete();
+    // The process dies while it stores the third completion: all words but the fourth are there, the number among the completions.
+    let place = areas().server + shape().completion(2);
+    let line_of = |rig: &Rig| {
+        let bytes = rig.medium.bytes();
+        <[u8; 64]>::try_from(&bytes[place as usize..][..64]).expect("a line")
+    };
+    let third = rig.taken.remove(0);
+    rig.server.complete(Completion { id: third.id, result: Ok(()), buffer: third.buffer });
+    let whole = line_of(&rig);
+    assert!(ChannelCompletion::decode(&whole).verify().is_some());
+    let memory = HostMemory::new(&rig.medium, false, 7);
+    memory.store(place + 24, &[0xff; 8]);
+    memory.publish(place, 64);
+    restart(&mut rig, 33);
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    assert_eq!(ids(&rig.taken), [0, 3]);
+    // That word of the next completion is the first that becomes visible.
+    let memory = HostMemory::new(&rig.medium, false, 8);
+    memory.store(place + 24, &whole[24..32]);
+    memory.publish(place, 64);
+    assert!(ChannelCompletion::decode(&line_of(&rig)).verify().is_none(), "the client would take it");
+    rig.poll();
+    rig.complete();
+    assert_eq!(rig.ended(), (0..4).map(|id| (id, None)).collect::<Vec<_>>());
+}
+
+#[test]
 fn what_another_client_has_left_is_not_executed() {
     let mut rig = half_complete();
     rig.client = Client::open(region(&rig.medium, 3), areas(), shape(), 12).expect("there is memory");

@@ -206,6 +206,8 @@ mutation_points! {
     ChannelResumeCompleted = "channel.resume.completed",
     /// A session of which lines have damage is not continued.
     ChannelResumeWhole = "channel.resume.whole",
+    /// A line that a former process has stored in part is cleared before it is used.
+    ChannelTornCleared = "channel.torn.cleared",
     /// Requests of several clients that overlap are not executed at the same time.
     ChannelExclusion = "channel.exclusion",
 
