@@ -185,6 +185,44 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         (in_flight > 0).then(|| channel.progress.elapsed())
     }
 
+    /// Whether the other host has ended the session: each request fails.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.channel.lock().client.as_ref().is_none_or(Client::is_ended)
+    }
+
+    /// Offset of the server's area in use.
+    #[must_use]
+    pub fn server_area(&self) -> u64 {
+        self.channel.lock().place.areas.server
+    }
+
+    /// Uses another area of the server from now on: the other host has ended its former service, and has begun another one. Requests in
+    /// flight are submitted to that.
+    pub fn follow(&self, server: u64) {
+        let mut channel = self.channel.lock();
+        channel.place.areas.server = server;
+        if let Some(client) = &mut channel.client {
+            client.follow(server);
+        }
+    }
+
+    /// Begins another session where the other host has ended the former one. Requests wait until it accepts that. Does nothing
+    /// while a session has not ended, and once the device was closed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), without the timeout.
+    pub fn reopen(&self, region: Arc<Region<M>>, place: ChannelUse) -> Result<()> {
+        let mut channel = self.channel.lock();
+        if !channel.client.as_ref().is_some_and(Client::is_ended) {
+            return Ok(());
+        }
+        place.refuse_lost()?;
+        let client = Client::open(region, place.areas, shape_for(place.area_bytes)?, place.session)?;
+        (channel.client, channel.place, channel.progress) = (Some(client), place, Instant::now());
+        Ok(())
+    }
+
     /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones are refused.
     pub fn close(&self) {
         let mut channel = self.channel.lock();

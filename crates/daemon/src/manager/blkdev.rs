@@ -353,7 +353,10 @@ impl Manager {
             let _opening = self.opening.read();
             slot.allow_existing(&self.fixed, handle, request, &choice)
         };
-        let result = existing.unwrap_or_else(|| self.blkdev_create(handle, slot, &choice, name.as_ref()));
+        let result = existing.unwrap_or_else(|| {
+            taken.refuse_served(&self.fixed)?;
+            self.blkdev_create(&taken.handle, &mut taken.slot, &choice, name.as_ref())
+        });
         self.put_back(taken);
         result
     }
@@ -379,9 +382,6 @@ impl Manager {
                     blkdev.info(*other).dev_name
                 ),
             ));
-        }
-        if let Some(service) = &slot.service {
-            return Err(service.in_use());
         }
         let _opening = self.opening.read();
         // Before its row is created.

@@ -14,7 +14,7 @@ use super::{Fixed, Manager, stopping};
 use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
 use crate::events::EventName;
 use crate::exports::{ExportChoice, device_name, labels};
-use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev};
+use cbd_engine::{BackendEntry, BlkdevSpec, ChannelArea, RemoteBlkdev, RemoteState};
 use cbd_export::BlockDevice;
 use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
@@ -31,6 +31,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of a command for a device that another worker has.
 const TAKE_LIMIT: Duration = Duration::from_secs(10);
+/// Looks without the backend after which it counts as removed: one may fall between two stores of its host.
+const GONE_LOOKS: u32 = 3;
 /// Requests that wait for longer than this are shown.
 const SHOWN_WAIT: Duration = Duration::from_secs(3);
 
@@ -44,6 +46,8 @@ pub(super) struct RemoteSlot {
     is_taken: bool,
     /// When it is to be opened again.
     due: Instant,
+    /// Looks one after the other at which no host had its backend.
+    gone: u32,
 }
 
 /// A device that was taken out of the tables. The worker must put it back, or remove it.
@@ -58,7 +62,7 @@ impl RemoteSlot {
         let name = name_while_closed(fixed, transport, row.entry.id);
         let mut blkdev = BlkdevSlot::closed(row.entry.clone(), name);
         blkdev.left = Some(fixed.context.left(&identity_of(&row)));
-        Self { row, blkdev, device: None, is_taken: false, due: Instant::now() }
+        Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0 }
     }
 
     /// The row of `dev-list`.
@@ -82,6 +86,7 @@ impl RemoteSlot {
             device: self.device.clone(),
             is_taken: true,
             due: self.due,
+            gone: self.gone,
         };
         std::mem::replace(self, shown)
     }
@@ -139,37 +144,40 @@ impl TransportHandle {
     /// The backend of another host below a device.
     fn backend_below(&self, row: &RemoteBlkdev) -> Result<BackendEntry> {
         let is_it = |entry: &BackendEntry| entry.id == row.entry.backend && entry.uuid == row.backend_uuid;
-        self.entries_of_others().into_iter().find(is_it).ok_or_else(|| {
-            Error::new(
-                ErrorKind::NotFound,
-                format!(
-                    "backend {} of host {}, on which it was made, is gone; dev-stop -d {} removes it",
-                    row.entry.backend,
-                    self.host_name(row.owner),
-                    row.entry.id
-                ),
-            )
-        })
+        self.entries_of_others().into_iter().find(is_it).ok_or_else(|| self.gone(row))
+    }
+
+    fn gone(&self, row: &RemoteBlkdev) -> Error {
+        let (backend, host, id) = (row.entry.backend, self.host_name(row.owner), row.entry.id);
+        let text = format!(
+            "backend {backend} of host {host}, on which it was made, is gone; dev-stop -d {id} removes it"
+        );
+        Error::new(ErrorKind::NotFound, text)
     }
 }
 
 /// Begins a session in the channel to the host that has the backend.
 fn connect(fixed: &Fixed, handle: &TransportHandle, row: &RemoteBlkdev) -> Result<RemoteDevice<Mapping>> {
     let end = Instant::now() + CONNECT_LIMIT;
-    let found = RefCell::new(Ok(None));
+    let found = RefCell::new(Ok(RemoteState::NotServed));
     poll_until(end, || {
-        *found.borrow_mut() = handle.transport.server_area(row);
-        !matches!(*found.borrow(), Ok(None))
+        *found.borrow_mut() = handle.transport.server_area(row, None);
+        !matches!(*found.borrow(), Ok(RemoteState::NotServed))
     });
     let host = handle.host_name(row.owner);
-    let server = found.into_inner()?.ok_or_else(|| {
-        let text = format!(
-            "host {host} did not open backend {} for this one within {} s",
-            row.entry.backend,
-            CONNECT_LIMIT.as_secs()
-        );
-        Error::new(ErrorKind::TimedOut, format!("{text}: see whether it is alive (host-list), and its log"))
-    })?;
+    let server = match found.into_inner()? {
+        RemoteState::Served(area) => area,
+        RemoteState::Gone => return Err(handle.gone(row)),
+        RemoteState::NotServed => {
+            let text = format!(
+                "host {host} did not open backend {} for this one within {} s",
+                row.entry.backend,
+                CONNECT_LIMIT.as_secs()
+            );
+            let text = format!("{text}: see whether it is alive (host-list), and its log");
+            return Err(Error::new(ErrorKind::TimedOut, text));
+        }
+    };
     let place = handle.channel_use(fixed, row.area, server);
     let left = end.saturating_duration_since(Instant::now()).max(RETRY_INTERVAL);
     RemoteDevice::open(handle.transport.shared_region(), place, left)
@@ -375,6 +383,29 @@ impl Manager {
         }
     }
 
+    /// Looks whether the hosts that have the backends still serve the open devices. If a command holds the tables, the next pass does it.
+    pub(super) fn watch_remotes(&self) {
+        for handle in self.shared_handles() {
+            let Some(tables) = self.tables_to_retry() else { return };
+            let Ok(running) = running(&tables, handle.id) else { continue };
+            let open: Vec<OpenRemote> =
+                running.remotes.values().filter_map(RemoteSlot::open_device).collect();
+            drop(tables);
+            for open in open {
+                // Without the lock: it may read the whole table of the other host.
+                let Ok(looked) = open.look(&self.fixed, &handle) else { continue };
+                let mut tables = self.tables.lock();
+                let slot = running_mut(&mut tables, handle.id)
+                    .ok()
+                    .and_then(|running| running.remotes.get_mut(&open.id()));
+                if let Some(slot) = slot.filter(|slot| slot.has(&open.device)) {
+                    slot.gone = looked.gone;
+                    slot.blkdev.error = looked.error.unwrap_or_else(|| slot.blkdev.error.take());
+                }
+            }
+        }
+    }
+
     fn reopen_remote(&self, transport: u32, id: BlkdevId) {
         let Ok(_work) = self.begin_work() else { return };
         let Ok(mut taken) = self.take_remote(transport, id) else { return };
@@ -386,7 +417,68 @@ impl Manager {
     }
 }
 
+/// What a pass sees of an open device.
+struct OpenRemote {
+    row: RemoteBlkdev,
+    device: Arc<RemoteDevice<Mapping>>,
+    gone: u32,
+}
+
+/// What is noted of a device after a look.
+struct Looked {
+    gone: u32,
+    /// The error that is shown from now on; the outer `None` leaves it as it is.
+    error: Option<Option<String>>,
+}
+
+impl OpenRemote {
+    fn id(&self) -> BlkdevId {
+        self.row.entry.id
+    }
+
+    /// Follows a service that has begun again, and ends the device once its backend is gone: its requests would wait without end.
+    ///
+    /// # Errors
+    /// Errors of reading: the next pass looks again.
+    fn look(&self, fixed: &Fixed, handle: &TransportHandle) -> Result<Looked> {
+        let Self { row, device, gone } = self;
+        let known = ChannelArea { at: device.server_area(), bytes: row.area.bytes };
+        let state = handle.transport.server_area(row, Some(known))?;
+        let gone = if state == RemoteState::Gone { gone + 1 } else { 0 };
+        let (transport, blkdev) = (handle.id, self.id().0);
+        let mut error = None;
+        match state {
+            RemoteState::Served(area) if device.is_ended() => {
+                let place = handle.channel_use(fixed, row.area, area);
+                let reopened = device.reopen(handle.transport.shared_region(), place);
+                if reopened.is_ok() {
+                    tracing::info!(transport, blkdev, "the host that has the backend serves it again");
+                }
+                error = Some(reopened.err().map(|error| error.line()));
+            }
+            RemoteState::Served(area) if area != known => device.follow(area.at),
+            RemoteState::Gone if gone == GONE_LOOKS => {
+                device.close();
+                let (text, event) = (handle.gone(row), EventName::BlkdevFailed.name());
+                tracing::error!(transport, blkdev, event, "requests fail from now on: {text}");
+                error = Some(Some(text.line()));
+            }
+            _ => {}
+        }
+        Ok(Looked { gone, error })
+    }
+}
+
 impl RemoteSlot {
+    fn open_device(&self) -> Option<OpenRemote> {
+        let device = self.device.as_ref().filter(|_| !self.is_taken)?;
+        Some(OpenRemote { row: self.row.clone(), device: Arc::clone(device), gone: self.gone })
+    }
+
+    fn has(&self, device: &Arc<RemoteDevice<Mapping>>) -> bool {
+        !self.is_taken && self.device.as_ref().is_some_and(|own| Arc::ptr_eq(own, device))
+    }
+
     fn is_due(&self) -> bool {
         self.blkdev.export.is_none() && !self.is_taken && self.due <= Instant::now()
     }

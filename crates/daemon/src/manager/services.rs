@@ -186,7 +186,23 @@ impl BackendSlot {
 }
 
 impl TakenSlot {
+    /// Refuses if another host has a block device on the backend, also one that no pass has seen yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] with that device.
+    pub(super) fn refuse_served(&mut self, fixed: &Fixed) -> Result<()> {
+        let served = self.serve(fixed);
+        match &self.slot.service {
+            Some(service) => Err(service.in_use()),
+            None if served.is_err() => self.handle.refuse_used_by_others(self.id),
+            None => Ok(()),
+        }
+    }
+
     /// Ends what no other host asks for any more, and begins what one does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while a former service has not ended, or if this host has a block device on the backend; errors of the areas.
     fn serve(&mut self, fixed: &Fixed) -> Result<()> {
         let Self { handle, id, slot, .. } = self;
         let is_up = !slot.stopping && !handle.is_lost();

@@ -2,7 +2,7 @@
 
 use crate::fixture::{MIB, refused};
 use crate::hosts::{Host, Shared, wait_until};
-use cbd_daemon::api::{BlkdevInfo, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
+use cbd_daemon::api::{BlkdevInfo, ClearHost, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
 use cbd_daemon::control::{Control, Flow};
 use cbd_types::{ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -157,4 +157,70 @@ fn what_cannot_be_used_is_refused_and_leaves_nothing() {
     stop(&b, 0).unwrap();
     let disk = std::fs::read(a.fixture.path("disk")).unwrap();
     assert_eq!(disk[..4096], [9; 4096], "what was written before is on the disk");
+}
+
+/// Waits until the block device of `host` shows this error.
+fn wait_for_error(host: &Host, text: &str) {
+    wait_until("its error is shown", || {
+        let shown = host.daemon.blkdevs(0, false).unwrap();
+        shown[0].error.as_ref().is_some_and(|error| error.contains(text))
+    });
+}
+
+#[test]
+fn an_idle_device_whose_backend_is_removed_gives_errors_and_does_not_wait() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    client.write(0, &[1; 4096], true).unwrap();
+    let force = StopBackend { force: true, ..StopBackend::default() };
+    a.daemon.stop_backend(0, 0, &force, &mut |_| Flow::Continue).unwrap();
+    // Its area is another cache's now.
+    let other = a.fixture.disk("other", 8 * MIB);
+    let request = StartBackend { start_dev: false, export: None, ..a.fixture.backend(&other) };
+    assert_eq!(a.daemon.start_backend(0, &request).unwrap().backend_id, 0);
+    wait_for_error(&b, "backend 0 of host a, on which it was made, is gone");
+    client.read(0, &mut [0; 4096]).expect_err("its backend is gone");
+    drop(client);
+    stop(&b, 0).unwrap();
+    assert_eq!(start(&b).unwrap().blkdev_id, 0);
+}
+
+#[test]
+fn an_idle_device_whose_host_was_cleared_gives_errors_and_does_not_wait() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    b.daemon.clear_host(0, 0, &ClearHost { discard_dirty: None }).unwrap();
+    wait_for_error(&b, "is gone");
+    client.read(0, &mut [0; 4096]).expect_err("its backend is gone");
+    drop(client);
+    stop(&b, 0).unwrap();
+    drop(fixture);
+}
+
+#[test]
+fn a_device_is_served_again_after_a_stop_by_force_that_failed() {
+    let (_shared, a, b) = two_hosts();
+    b.fixture.write_block();
+    let request = StopBackend { force: true, discard_dirty: Some(1), ..StopBackend::default() };
+    let stopped = a.daemon.stop_backend(0, 0, &request, &mut |_| Flow::Continue);
+    refused(stopped, ErrorKind::InvalidArgument, "nothing was dropped");
+    wait_until("it is served again", || {
+        let mut found = [0; 4096];
+        b.fixture.client().read(0, &mut found).is_ok() && found == [9; 4096]
+    });
+    assert_eq!(b.daemon.blkdevs(0, false).unwrap()[0].error, None);
+}
+
+#[test]
+fn a_host_that_was_restarted_does_not_use_its_backend_beside_another_host() {
+    let (_shared, a, b) = two_hosts();
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    let a = Host { daemon: fixture.daemon(), fixture };
+    // Before the background thread has looked.
+    refused(start(&a), ErrorKind::Busy, "block device 0 of host b stands on backend 0");
+    b.fixture.write_block();
+    b.fixture.block_is_there();
 }
