@@ -207,17 +207,24 @@ impl BackendSlot {
     /// # Errors
     /// [`ErrorKind::Busy`] if they do not end within [`CLOSE_TIMEOUT`].
     pub(super) fn refuse_while_served(&self) -> Result<()> {
-        let Some(run) = &self.run else { return Ok(()) };
-        if !run.device().wait_for_queues(Some(Instant::now() + CLOSE_TIMEOUT)) {
-            let text = format!(
-                "{} threads of an export that was closed by force still have requests that wait for {}: they end when it answers, with \
-                 backend-stop, or with the daemon",
-                run.device().queues(),
-                self.path
-            );
-            return Err(Error::new(ErrorKind::Busy, text));
+        let queues = self.former_queues(Instant::now() + CLOSE_TIMEOUT);
+        if queues == 0 {
+            return Ok(());
         }
-        Ok(())
+        let text = format!(
+            "{queues} threads of an export that was closed by force still have requests that wait for {}: they end when it answers, with \
+             backend-stop, or with the daemon",
+            self.path
+        );
+        Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// Queues of block devices that are closed, and of services that have ended, which are still there at `end`.
+    pub(super) fn former_queues(&self, end: Instant) -> usize {
+        let is_open = |id| {
+            self.blkdevs.get(&id).is_some_and(|slot| slot.export.is_some()) || self.services.contains_key(&id)
+        };
+        self.run.as_ref().map_or(0, |run| run.former_queues(&is_open, end))
     }
 
     /// The identity by which a block device on this backend is recognized after a restart.
@@ -237,8 +244,9 @@ impl BackendSlot {
             )
         })?;
         self.refuse_while_served()?;
-        run.device().set_class(entry.class);
-        let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
+        let device = run.device_of(entry.id);
+        device.set_class(entry.class);
+        let device: Arc<dyn BlockDevice> = device;
         export_device(fixed, handle, (&self.entry, &self.identity(entry.id)), entry, &device)
     }
 }

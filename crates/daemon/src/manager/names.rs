@@ -95,7 +95,7 @@ impl TakenSlot {
         handle.transport.set_blkdev_class(id, class.into())?;
         slot.take_names(handle);
         if let Some(run) = &slot.run {
-            run.device().set_class(class.into());
+            run.device_of(id).set_class(class.into());
         }
         tracing::info!(
             transport = handle.id,
