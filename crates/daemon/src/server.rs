@@ -399,7 +399,7 @@ async fn start_blkdev(
     Input(request): Input<StartBlkdev<NumberOrName>>,
 ) -> impl IntoResponse {
     json(control, move |control| {
-        let backend = control.backend_number(transport, &request.backend)?;
+        let backend = control.any_backend_number(transport, &request.backend)?;
         control.start_blkdev(transport, &request.with_backend(backend))
     })
     .await

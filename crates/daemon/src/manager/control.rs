@@ -167,6 +167,10 @@ impl Control for Manager {
         self.number_of_backend(transport, backend)
     }
 
+    fn any_backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
+        self.number_of_any_backend(transport, backend)
+    }
+
     fn check_object(&self, transport: u32, backend: Option<u32>) -> Result<()> {
         let tables = self.tables()?;
         let slot = tables.get(&transport).ok_or_else(|| transport::unknown(transport))?;

@@ -11,7 +11,7 @@ use super::slots::TransportHandle;
 use super::tasks::{Stage, Task, poll_until};
 use super::transport::{Running, running, running_mut};
 use super::{Fixed, Manager, stopping};
-use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
+use crate::api::{BlkdevClass, BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
 use crate::events::EventName;
 use crate::exports::{ExportChoice, device_name, labels};
 use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev};
@@ -320,6 +320,24 @@ impl Manager {
         stopped
     }
 
+    /// Changes a block device on a backend of another host. That host takes its class from the row.
+    pub(super) fn remote_change(
+        &self,
+        transport: u32,
+        id: BlkdevId,
+        name: Option<Option<Name>>,
+        class: Option<BlkdevClass>,
+    ) -> Result<BlkdevInfo> {
+        let _work = self.begin_work()?;
+        let mut taken = self.take_remote(transport, id)?;
+        let changed = taken.change(name, class);
+        // Without the note of `dev-list`, which is no warning.
+        let (handle, info) = (taken.handle.clone(), taken.slot.blkdev.info(id));
+        self.put_remote_back(taken);
+        self.refresh_tables_copy(&handle);
+        changed.map(|()| info)
+    }
+
     /// Takes a device out of the tables, and leaves a placeholder. Waits for another worker that has it.
     fn take_remote(&self, transport: u32, id: BlkdevId) -> Result<TakenRemote> {
         let end = Instant::now() + TAKE_LIMIT;
@@ -393,6 +411,19 @@ impl RemoteSlot {
 }
 
 impl TakenRemote {
+    fn change(&mut self, name: Option<Option<Name>>, class: Option<BlkdevClass>) -> Result<()> {
+        let Self { handle, id, slot } = self;
+        // 1. The row. 2. The links.
+        let stored = name
+            .map_or(Ok(()), |name| handle.store_blkdev_name(*id, name.as_ref()))
+            .and_then(|()| class.map_or(Ok(()), |class| handle.store_blkdev_class(*id, class)));
+        if let Some(row) = handle.transport.remote_blkdevs().into_iter().find(|row| row.entry.id == *id) {
+            slot.blkdev.take_entry(handle.id, row.entry.clone());
+            slot.row = row;
+        }
+        stored
+    }
+
     fn stop(&mut self, fixed: &Fixed, request: StopBlkdev) -> Result<BlkdevStopped> {
         let Self { handle, id, slot } = self;
         if let Some(device) = slot.device.as_ref().filter(|_| request.force) {

@@ -12,13 +12,14 @@ use super::backend::BackendSlot;
 use super::slots::{TakenSlot, TransportHandle};
 use super::transport::running_mut;
 use super::{Fixed, Manager};
+use crate::api::BlkdevClass;
 use crate::exports::{STOP_TIMEOUT, prepare_data_thread};
 use cbd_channel::Areas;
 use cbd_engine::{ChannelArea, Environment, RemoteBlkdev, ServedBlkdev};
 use cbd_export::BlockDevice;
 use cbd_remote::{ChannelUse, Service, ServiceOptions};
 use cbd_runtime::RunningBackend;
-use cbd_types::{BackendId, Error, ErrorKind, Geometry, HostId, Result};
+use cbd_types::{BackendId, Class, Error, ErrorKind, Geometry, HostId, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,12 +33,28 @@ pub(super) struct ServedSlot {
     host: String,
     /// What the other host was told of the device.
     geometry: Geometry,
+    /// The class of its requests that have none.
+    class: Class,
     service: Service,
 }
 
 impl ServedSlot {
     fn is_for(&self, row: &RemoteBlkdev) -> bool {
         is_of(&self.served, row) && self.client == row.area
+    }
+
+    /// Takes the class that the other host has given the block device.
+    fn take_class(&mut self, rows: &[RemoteBlkdev], run: &RunningBackend) {
+        let class = rows.iter().find(|row| self.is_for(row)).map(|row| row.entry.class);
+        if let Some(class) = class.filter(|class| *class != self.class) {
+            self.class = class;
+            run.device().set_class(class);
+            tracing::info!(
+                blkdev = self.served.blkdev.0,
+                "{self}: the class of its requests is {} now",
+                BlkdevClass::from(class).name()
+            );
+        }
     }
 
     /// Whether it can go on as it is; otherwise a new one is to follow it.
@@ -164,11 +181,15 @@ impl Manager {
 }
 
 impl BackendSlot {
+    /// Whether a service is to begin or to end. One that goes on takes changes of its row.
     fn needs_service(&mut self, id: BackendId, rows: &[RemoteBlkdev], served: &[ServedBlkdev]) -> bool {
         let Some(run) = self.run.as_ref().filter(|_| self.work.is_none() && !self.stopping) else {
             return false;
         };
         let row = rows.iter().find(|row| row.entry.backend == id);
+        if let Some(service) = &mut self.service {
+            service.take_class(rows, run);
+        }
         match (&mut self.service, row) {
             (Some(service), _) => !(rows.iter().any(|row| service.is_for(row)) && service.is_current(run)),
             (None, Some(_)) => true,
@@ -227,7 +248,8 @@ impl TakenSlot {
 impl TransportHandle {
     fn start_service(&self, fixed: &Fixed, row: &RemoteBlkdev, run: &RunningBackend) -> Result<ServedSlot> {
         let area = self.transport.serve_remote(row)?;
-        run.device().set_class(row.entry.class);
+        let class = row.entry.class;
+        run.device().set_class(class);
         let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
         let geometry = device.geometry();
         let (id, backend) = (row.entry.id, row.entry.backend);
@@ -239,8 +261,8 @@ impl TransportHandle {
         let service = Service::start(self.transport.shared_region(), device, &options)?;
         let served =
             ServedBlkdev { backend, blkdev: id, host: row.entry.host, ownership: row.ownership, area };
-        let slot =
-            ServedSlot { served, client: row.area, host: self.host_name(row.entry.host), geometry, service };
+        let host = self.host_name(row.entry.host);
+        let slot = ServedSlot { served, client: row.area, host, geometry, class, service };
         tracing::info!(transport = self.id, backend = backend.0, blkdev = id.0, "serving {slot}");
         Ok(slot)
     }

@@ -2,7 +2,10 @@
 
 use crate::fixture::{MIB, refused};
 use crate::hosts::{Host, Shared, wait_until};
-use cbd_daemon::api::{BlkdevInfo, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
+use cbd_daemon::api::{
+    BlkdevChange, BlkdevClass, BlkdevInfo, NumberOrName, SettingsChange, StartBackend, StartBlkdev,
+    StopBackend, StopBlkdev,
+};
 use cbd_daemon::control::{Control, Flow};
 use cbd_types::{ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -157,4 +160,76 @@ fn what_cannot_be_used_is_refused_and_leaves_nothing() {
     stop(&b, 0).unwrap();
     let disk = std::fs::read(a.fixture.path("disk")).unwrap();
     assert_eq!(disk[..4096], [9; 4096], "what was written before is on the disk");
+}
+
+fn change(host: &Host, name: Option<&str>, class: Option<BlkdevClass>) -> Result<BlkdevInfo> {
+    host.daemon.set_blkdev(0, 0, &BlkdevChange { name: name.map(str::to_owned), class })
+}
+
+fn metadata_bytes(host: &Host) -> u64 {
+    host.daemon.status().unwrap().transports[0].backends[0].cache.as_ref().unwrap().metadata_bytes
+}
+
+#[test]
+fn its_name_and_class_are_changed_while_it_is_used_and_survive_a_restart() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    client.write(0, &[1; 4096], true).unwrap();
+    assert_eq!(metadata_bytes(&a), 0);
+    let changed = change(&b, Some("db"), Some(BlkdevClass::Metadata)).unwrap();
+    assert_eq!((changed.name.as_deref(), changed.class), (Some("db"), BlkdevClass::Metadata));
+    assert_eq!(changed.note, None, "no warning");
+    assert_eq!(b.daemon.blkdev_number(0, &"db".parse::<NumberOrName>().unwrap()).unwrap(), 0);
+    // The host of the backend takes the class without a new session: the same connection goes on.
+    let mut at = 0;
+    wait_until("requests have the class", || {
+        at += 4096;
+        client.write(at, &[2; 4096], true).unwrap();
+        metadata_bytes(&a) > 0
+    });
+    change(&b, None, Some(BlkdevClass::None)).unwrap();
+    change(&b, None, Some(BlkdevClass::Metadata)).unwrap();
+    let rename = SettingsChange { name: Some("db".into()), ..SettingsChange::default() };
+    refused(a.daemon.set(0, 0, &rename), ErrorKind::AlreadyExists, "has the name db already");
+    refused(
+        b.daemon.set_blkdev(0, 1, &BlkdevChange::default()),
+        ErrorKind::NotFound,
+        "there is no block device 1",
+    );
+
+    // While the other host is away its row is changed, and that host takes the class when it is back.
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    assert_eq!(change(&b, Some("db-2"), None).unwrap().name.as_deref(), Some("db-2"));
+    let a = Host { daemon: fixture.daemon(), fixture };
+    let before = metadata_bytes(&a);
+    client.write(4 * MIB, &[3; 4096], true).unwrap();
+    wait_until("it has the class from the beginning", || metadata_bytes(&a) >= before + 4096);
+    let Host { daemon, fixture } = b;
+    drop(daemon);
+    let b = Host { daemon: fixture.daemon(), fixture };
+    let shown = &b.daemon.blkdevs(0, false).unwrap()[0];
+    assert_eq!((shown.name.as_deref(), shown.class), (Some("db-2"), BlkdevClass::Metadata));
+}
+
+#[test]
+fn a_backend_of_another_host_is_found_by_its_name_for_a_block_device_and_for_nothing_else() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    backend(&a);
+    let rename = |name: &str| SettingsChange { name: Some(name.into()), ..SettingsChange::default() };
+    a.daemon.set(0, 0, &rename("of-a")).unwrap();
+    let name = |name: &str| name.parse::<NumberOrName>().unwrap();
+    assert_eq!(b.daemon.any_backend_number(0, &name("of-a")).unwrap(), 0);
+    assert_eq!(a.daemon.any_backend_number(0, &name("of-a")).unwrap(), 0);
+    refused(
+        b.daemon.any_backend_number(0, &name("of-b")),
+        ErrorKind::NotFound,
+        "there are of-a; backend-list --all shows all",
+    );
+    refused(
+        b.daemon.backend_number(0, &name("of-a")),
+        ErrorKind::NotFound,
+        "none has a name; backend-list shows all",
+    );
 }
