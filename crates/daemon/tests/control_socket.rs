@@ -181,6 +181,9 @@ impl Control for Fake {
     fn backend_number(&self, _: u32, backend: &NumberOrName) -> Result<u32> {
         number(backend)
     }
+    fn any_backend_number(&self, _: u32, backend: &NumberOrName) -> Result<u32> {
+        number(backend)
+    }
     fn check_object(&self, _: u32, _: Option<u32>) -> Result<()> {
         Ok(())
     }

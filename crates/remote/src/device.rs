@@ -1,11 +1,12 @@
 //! The side of a host that uses the device.
 
+use crate::figures::{Begun, Figures, OperationFigures};
 use crate::pause::{Pause, WAIT_MAX};
 use crate::{ChannelUse, shape_for};
 use cbd_channel::Client;
 use cbd_export::wake::{Event, Waker};
 use cbd_export::{BlockDevice, RequestQueue};
-use cbd_types::{Completion, Error, ErrorKind, Geometry, Pmem, Region, Request, Result};
+use cbd_types::{Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region, Request, Result};
 use parking_lot::Mutex;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ const NUDGE_AFTER: Duration = Duration::from_secs(1);
 struct Origin {
     queue: usize,
     id: u64,
+    begun: Begun,
 }
 
 /// What a queue gets from the others that poll the channel.
@@ -38,6 +40,7 @@ struct Channel<M: Pmem> {
     /// By the number of the queue; none for one that was closed.
     inboxes: Vec<Option<Inbox>>,
     found: Vec<Completion>,
+    figures: Figures,
     /// When a request completed last, or the first one began to wait.
     progress: Instant,
     /// When everything was stored again last.
@@ -55,6 +58,7 @@ impl<M: Pmem> Channel<M> {
             let place = usize::try_from(completion.id).unwrap_or(usize::MAX);
             let Some(origin) = self.origins.get_mut(place).and_then(Option::take) else { continue };
             self.free.push(place);
+            self.figures.count(origin.begun, completion.result.is_ok());
             completion.id = origin.id;
             if origin.queue == queue {
                 done.push(completion);
@@ -77,7 +81,9 @@ impl<M: Pmem> Channel<M> {
 
     fn submit(&mut self, queue: usize, mut request: Request, done: &mut Vec<Completion>) {
         self.look_for_loss();
+        let begun = Begun::now(request.operation, request.range.len());
         let Some(client) = &mut self.client else {
+            self.figures.count(begun, false);
             let (id, buffer) = (request.id, request.buffer);
             done.push(Completion { id, result: Err(closed()), buffer });
             return self.deliver(queue, done);
@@ -86,7 +92,7 @@ impl<M: Pmem> Channel<M> {
             self.progress = Instant::now();
         }
         let place = self.free.pop().unwrap_or(self.origins.len());
-        let origin = Some(Origin { queue, id: request.id });
+        let origin = Some(Origin { queue, id: request.id, begun });
         match self.origins.get_mut(place) {
             Some(slot) => *slot = origin,
             None => self.origins.push(origin),
@@ -165,6 +171,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
             free: Vec::new(),
             inboxes: Vec::new(),
             found,
+            figures: Figures::default(),
             progress: Instant::now(),
             nudged: Instant::now(),
         };
@@ -221,6 +228,12 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         let client = Client::open(region, place.areas, shape_for(place.area_bytes)?, place.session)?;
         (channel.client, channel.place, channel.progress) = (Some(client), place, Instant::now());
         Ok(())
+    }
+
+    /// The requests of this session that have ended, by operation.
+    #[must_use]
+    pub fn figures(&self) -> Vec<(Operation, OperationFigures)> {
+        self.channel.lock().figures.read()
     }
 
     /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones are refused.

@@ -179,6 +179,15 @@ fn requests_wait_while_there_is_no_service_and_fail_when_the_session_is_closed()
     assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
     let failed = write(&mut *other, 0, 8, 4096).pop().expect("it fails at once");
     assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
+
+    // All of them are counted, the write with the time that it waited.
+    let figures = device.figures();
+    let of = |operation| &figures.iter().find(|(of, _)| *of == operation).expect("each is there").1;
+    let counts = |operation| (of(operation).succeeded, of(operation).bytes, of(operation).failed);
+    assert_eq!((counts(Operation::Write), counts(Operation::Read)), ((1, 4096, 2), (1, 4096, 0)));
+    assert_eq!(counts(Operation::Flush), (0, 0, 0));
+    let latency = &of(Operation::Write).latency;
+    assert!(latency.sum_ns > 1_200_000_000 && latency.buckets.iter().sum::<u64>() == 1, "{latency:?}");
 }
 
 #[test]

@@ -267,7 +267,7 @@ pub(super) fn export_device(
     let queues = usize::try_from(below.handlers).unwrap_or(1).clamp(1, 128);
     let place = DeviceToExport { name: &name, identity, queues };
     let may_be_kernel = !matches!(choice, ExportChoice::Nbd(_) | ExportChoice::VhostUser(_));
-    let described = described(transport, below, entry);
+    let described = described(transport, &below.uuid, entry);
     let labels = may_be_kernel.then(|| Labels::announce(&fixed.context, &name, described));
     let export = Export::start(&choice, place, device, &fixed.context)?;
     let export = match labels {
@@ -284,14 +284,14 @@ pub(super) fn export_device(
     Ok(export)
 }
 
-/// What the labels of a block device say.
-pub(super) fn described(transport: u32, backend: &BackendEntry, entry: &BlkdevEntry) -> Described {
+/// What the labels of a block device say, with the UUID of its backend.
+pub(super) fn described(transport: u32, uuid: &[u8; 16], entry: &BlkdevEntry) -> Described {
     Described {
         transport,
-        backend: backend.id.0,
+        backend: entry.backend.0,
         blkdev: entry.id.0,
         name: entry.shown_name().cloned(),
-        uuid: backend.uuid,
+        uuid: *uuid,
     }
 }
 

@@ -7,11 +7,13 @@
 //! Elsewhere: the channel (`cbd-remote`), the rows (`cbd-engine`, `transport/channels.rs`), the host that serves (`services`).
 
 use super::blkdev::{BlkdevSlot, blkdev_identity, export_device, name_while_closed, unknown};
+use super::conditions::{self, Observed};
+use super::figures::remote_operations;
 use super::slots::TransportHandle;
 use super::tasks::{Stage, Task, poll_until};
 use super::transport::{Running, running, running_mut};
 use super::{Fixed, Manager, stopping};
-use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
+use crate::api::{BlkdevClass, BlkdevInfo, BlkdevStopped, RemoteBlkdevStatus, StartBlkdev, StopBlkdev};
 use crate::events::EventName;
 use crate::exports::{ExportChoice, device_name, labels};
 use cbd_engine::{BackendEntry, BlkdevSpec, ChannelArea, RemoteBlkdev, RemoteState};
@@ -68,15 +70,47 @@ impl RemoteSlot {
     /// The row of `dev-list`.
     pub fn info(&self, handle: &TransportHandle) -> BlkdevInfo {
         let host = handle.host_name(self.row.owner);
-        let mut info = self.blkdev.info(self.row.entry.id);
+        let mut info = self.info_of_host(&host);
         let of_host = format!("on backend {} of host {host}", self.row.entry.backend);
         info.note = Some(info.note.map_or_else(|| of_host.clone(), |note| format!("{of_host}; {note}")));
-        let waiting = self.device.as_ref().and_then(|device| device.waiting());
-        if let Some(waiting) = waiting.filter(|waiting| *waiting > SHOWN_WAIT) {
+        info
+    }
+
+    /// The same without a note of the host that has the backend.
+    fn info_of_host(&self, host: &str) -> BlkdevInfo {
+        let mut info = self.blkdev.info(self.row.entry.id);
+        if let Some(waiting) = self.waits_too_long() {
             let text = format!("requests have waited for host {host} for {} s", waiting.as_secs());
             info.error = Some(info.error.map_or_else(|| text.clone(), |error| format!("{error}; {text}")));
         }
         info
+    }
+
+    /// For how long requests have waited for the other host, if that is shown.
+    fn waits_too_long(&self) -> Option<Duration> {
+        self.device.as_ref().and_then(|device| device.waiting()).filter(|waiting| *waiting > SHOWN_WAIT)
+    }
+
+    fn status(&self, handle: &TransportHandle) -> RemoteBlkdevStatus {
+        let device = self.device.as_ref();
+        let backend_host = handle.host_name(self.row.owner);
+        let mut info = self.info_of_host(&backend_host);
+        info.operations = device.map(|device| remote_operations(device)).unwrap_or_default();
+        let waiting = device.and_then(|device| device.waiting()).unwrap_or_default();
+        RemoteBlkdevStatus {
+            info,
+            backend_host_id: self.row.owner.0,
+            backend_host,
+            in_flight: device.map_or(0, |device| device.in_flight() as u64),
+            waiting_ms: u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// The sample of its requests, for the log.
+    fn observed(&self, handle: &TransportHandle, path: &str) -> Observed {
+        let waiting = self.waits_too_long().map(|age| (age, handle.host_name(self.row.owner)));
+        let (id, backend) = (self.row.entry.id, self.row.entry.backend);
+        conditions::of_remote_blkdev((handle.id, path), id, backend, waiting)
     }
 
     fn take(&mut self) -> Self {
@@ -198,6 +232,18 @@ impl Running {
     pub(super) fn remote_infos(&self, transport: u32) -> Vec<BlkdevInfo> {
         let handle = self.handle(transport);
         self.remotes.values().map(|slot| slot.info(&handle)).collect()
+    }
+
+    /// The part of the status.
+    pub(super) fn remote_status(&self, transport: u32) -> Vec<RemoteBlkdevStatus> {
+        let handle = self.handle(transport);
+        self.remotes.values().map(|slot| slot.status(&handle)).collect()
+    }
+
+    /// The samples of their requests, for the log.
+    pub(super) fn observe_remotes(&self, transport: u32, path: &str) -> Vec<Observed> {
+        let handle = self.handle(transport);
+        self.remotes.values().map(|slot| slot.observed(&handle, path)).collect()
     }
 
     /// A block device that keeps the transport in use.
@@ -326,6 +372,24 @@ impl Manager {
         drop(shown);
         self.refresh_tables_copy(&taken.handle);
         stopped
+    }
+
+    /// Changes a block device on a backend of another host. That host takes its class from the row.
+    pub(super) fn remote_change(
+        &self,
+        transport: u32,
+        id: BlkdevId,
+        name: Option<Option<Name>>,
+        class: Option<BlkdevClass>,
+    ) -> Result<BlkdevInfo> {
+        let _work = self.begin_work()?;
+        let mut taken = self.take_remote(transport, id)?;
+        let changed = taken.change(name, class);
+        // Without the note of `dev-list`, which is no warning.
+        let (handle, info) = (taken.handle.clone(), taken.slot.blkdev.info(id));
+        self.put_remote_back(taken);
+        self.refresh_tables_copy(&handle);
+        changed.map(|()| info)
     }
 
     /// Takes a device out of the tables, and leaves a placeholder. Waits for another worker that has it.
@@ -485,6 +549,19 @@ impl RemoteSlot {
 }
 
 impl TakenRemote {
+    fn change(&mut self, name: Option<Option<Name>>, class: Option<BlkdevClass>) -> Result<()> {
+        let Self { handle, id, slot } = self;
+        // 1. The row. 2. The links.
+        let stored = name
+            .map_or(Ok(()), |name| handle.store_blkdev_name(*id, name.as_ref()))
+            .and_then(|()| class.map_or(Ok(()), |class| handle.store_blkdev_class(*id, class)));
+        if let Some(row) = handle.transport.remote_blkdevs().into_iter().find(|row| row.entry.id == *id) {
+            slot.blkdev.take_entry(handle.id, row.entry.clone());
+            slot.row = row;
+        }
+        stored
+    }
+
     fn stop(&mut self, fixed: &Fixed, request: StopBlkdev) -> Result<BlkdevStopped> {
         let Self { handle, id, slot } = self;
         if let Some(device) = slot.device.as_ref().filter(|_| request.force) {

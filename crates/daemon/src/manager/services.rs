@@ -12,13 +12,14 @@ use super::backend::BackendSlot;
 use super::slots::{TakenSlot, TransportHandle};
 use super::transport::running_mut;
 use super::{Fixed, Manager};
+use crate::api::BlkdevClass;
 use crate::exports::{STOP_TIMEOUT, prepare_data_thread};
 use cbd_channel::Areas;
 use cbd_engine::{ChannelArea, Environment, RemoteBlkdev, ServedBlkdev};
 use cbd_export::BlockDevice;
 use cbd_remote::{ChannelUse, Service, ServiceOptions};
 use cbd_runtime::RunningBackend;
-use cbd_types::{BackendId, Error, ErrorKind, Geometry, HostId, Result};
+use cbd_types::{BackendId, Class, Error, ErrorKind, Geometry, HostId, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,6 +33,8 @@ pub(super) struct ServedSlot {
     host: String,
     /// What the other host was told of the device.
     geometry: Geometry,
+    /// The class of its requests that have none.
+    class: Class,
     service: Service,
 }
 
@@ -43,6 +46,20 @@ impl ServedSlot {
     /// Whether one of these rows asks for it, and it can go on as it is; otherwise a new one is to follow it.
     fn is_wanted(&mut self, rows: &[&RemoteBlkdev], run: &RunningBackend) -> bool {
         rows.iter().any(|row| self.is_for(row)) && self.is_current(run)
+    }
+
+    /// Takes the class that the other host has given the block device.
+    fn take_class(&mut self, rows: &[&RemoteBlkdev], run: &RunningBackend) {
+        let class = rows.iter().find(|row| self.is_for(row)).map(|row| row.entry.class);
+        if let Some(class) = class.filter(|class| *class != self.class) {
+            self.class = class;
+            run.device_of(self.served.blkdev).set_class(class);
+            tracing::info!(
+                blkdev = self.served.blkdev.0,
+                "{self}: the class of its requests is {} now",
+                BlkdevClass::from(class).name()
+            );
+        }
     }
 
     fn is_current(&mut self, run: &RunningBackend) -> bool {
@@ -168,6 +185,7 @@ impl Manager {
 }
 
 impl BackendSlot {
+    /// Whether a service is to begin or to end. One that goes on takes changes of its row.
     fn needs_service(&mut self, id: BackendId, rows: &[RemoteBlkdev], served: &[ServedBlkdev]) -> bool {
         let Some(run) = self.run.as_ref().filter(|_| self.work.is_none() && !self.stopping) else {
             return false;
@@ -175,6 +193,7 @@ impl BackendSlot {
         let rows: Vec<&RemoteBlkdev> = rows.iter().filter(|row| row.entry.backend == id).collect();
         let is_missing = rows.iter().any(|row| !self.services.contains_key(&row.entry.id));
         let mut held = served.iter().filter(|served| served.backend == id);
+        self.services.values_mut().for_each(|service| service.take_class(&rows, run));
         is_missing
             || held.any(|served| !rows.iter().any(|row| is_of(served, row)))
             || self.services.values_mut().any(|service| !service.is_wanted(&rows, run))
@@ -264,8 +283,9 @@ impl TakenSlot {
 impl TransportHandle {
     fn start_service(&self, fixed: &Fixed, row: &RemoteBlkdev, run: &RunningBackend) -> Result<ServedSlot> {
         let area = self.transport.serve_remote(row)?;
+        let class = row.entry.class;
         let device = run.device_of(row.entry.id);
-        device.set_class(row.entry.class);
+        device.set_class(class);
         let device: Arc<dyn BlockDevice> = device;
         let geometry = device.geometry();
         let (id, backend) = (row.entry.id, row.entry.backend);
@@ -277,8 +297,8 @@ impl TransportHandle {
         let service = Service::start(self.transport.shared_region(), device, &options)?;
         let served =
             ServedBlkdev { backend, blkdev: id, host: row.entry.host, ownership: row.ownership, area };
-        let slot =
-            ServedSlot { served, client: row.area, host: self.host_name(row.entry.host), geometry, service };
+        let host = self.host_name(row.entry.host);
+        let slot = ServedSlot { served, client: row.area, host, geometry, class, service };
         tracing::info!(transport = self.id, backend = backend.0, blkdev = id.0, "serving {slot}");
         Ok(slot)
     }

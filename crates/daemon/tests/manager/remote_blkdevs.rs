@@ -2,7 +2,10 @@
 
 use crate::fixture::{MIB, refused};
 use crate::hosts::{Host, Shared, wait_until};
-use cbd_daemon::api::{BlkdevInfo, ClearHost, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
+use cbd_daemon::api::{
+    BlkdevChange, BlkdevClass, BlkdevInfo, ClearHost, NumberOrName, RemoteBlkdevStatus, SettingsChange,
+    StartBackend, StartBlkdev, StopBackend, StopBlkdev,
+};
 use cbd_daemon::control::{Control, Flow};
 use cbd_types::{ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -223,4 +226,137 @@ fn a_host_that_was_restarted_does_not_use_its_backend_beside_another_host() {
     refused(start(&a), ErrorKind::Busy, "block device 0 of host b stands on backend 0");
     b.fixture.write_block();
     b.fixture.block_is_there();
+}
+
+fn change(host: &Host, name: Option<&str>, class: Option<BlkdevClass>) -> Result<BlkdevInfo> {
+    host.daemon.set_blkdev(0, 0, &BlkdevChange { name: name.map(str::to_owned), class })
+}
+
+fn metadata_bytes(host: &Host) -> u64 {
+    host.daemon.status().unwrap().transports[0].backends[0].cache.as_ref().unwrap().metadata_bytes
+}
+
+#[test]
+fn its_name_and_class_are_changed_while_it_is_used_and_survive_a_restart() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    client.write(0, &[1; 4096], true).unwrap();
+    assert_eq!(metadata_bytes(&a), 0);
+    let changed = change(&b, Some("db"), Some(BlkdevClass::Metadata)).unwrap();
+    assert_eq!((changed.name.as_deref(), changed.class), (Some("db"), BlkdevClass::Metadata));
+    assert_eq!(changed.note, None, "no warning");
+    assert_eq!(b.daemon.blkdev_number(0, &"db".parse::<NumberOrName>().unwrap()).unwrap(), 0);
+    // The host of the backend takes the class without a new session: the same connection goes on.
+    let mut at = 0;
+    wait_until("requests have the class", || {
+        at += 4096;
+        client.write(at, &[2; 4096], true).unwrap();
+        metadata_bytes(&a) > 0
+    });
+    change(&b, None, Some(BlkdevClass::None)).unwrap();
+    change(&b, None, Some(BlkdevClass::Metadata)).unwrap();
+    let rename = SettingsChange { name: Some("db".into()), ..SettingsChange::default() };
+    refused(a.daemon.set(0, 0, &rename), ErrorKind::AlreadyExists, "has the name db already");
+    refused(
+        b.daemon.set_blkdev(0, 1, &BlkdevChange::default()),
+        ErrorKind::NotFound,
+        "there is no block device 1",
+    );
+
+    // While the other host is away its row is changed, and that host takes the class when it is back.
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    assert_eq!(change(&b, Some("db-2"), None).unwrap().name.as_deref(), Some("db-2"));
+    let a = Host { daemon: fixture.daemon(), fixture };
+    let before = metadata_bytes(&a);
+    client.write(4 * MIB, &[3; 4096], true).unwrap();
+    wait_until("it has the class from the beginning", || metadata_bytes(&a) >= before + 4096);
+    let Host { daemon, fixture } = b;
+    drop(daemon);
+    let b = Host { daemon: fixture.daemon(), fixture };
+    let shown = &b.daemon.blkdevs(0, false).unwrap()[0];
+    assert_eq!((shown.name.as_deref(), shown.class), (Some("db-2"), BlkdevClass::Metadata));
+}
+
+#[test]
+fn a_backend_of_another_host_is_found_by_its_name_for_a_block_device_and_for_nothing_else() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    backend(&a);
+    let rename = |name: &str| SettingsChange { name: Some(name.into()), ..SettingsChange::default() };
+    a.daemon.set(0, 0, &rename("of-a")).unwrap();
+    let name = |name: &str| name.parse::<NumberOrName>().unwrap();
+    assert_eq!(b.daemon.any_backend_number(0, &name("of-a")).unwrap(), 0);
+    assert_eq!(a.daemon.any_backend_number(0, &name("of-a")).unwrap(), 0);
+    refused(
+        b.daemon.any_backend_number(0, &name("of-b")),
+        ErrorKind::NotFound,
+        "there are of-a; backend-list --all shows all",
+    );
+    refused(
+        b.daemon.backend_number(0, &name("of-a")),
+        ErrorKind::NotFound,
+        "none has a name; backend-list shows all",
+    );
+}
+
+/// The status of the only block device on a backend of another host.
+fn remote(host: &Host) -> RemoteBlkdevStatus {
+    let mut status = host.daemon.status().unwrap();
+    assert!(status.transports[0].backends.is_empty());
+    status.transports[0].remote_blkdevs.pop().unwrap()
+}
+
+#[test]
+fn the_status_and_the_metrics_have_its_requests_and_for_how_long_they_wait() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    client.write(0, &[1; 16384], false).unwrap();
+    client.read(0, &mut [0; 4096]).unwrap();
+    let shown = remote(&b);
+    assert_eq!((shown.info.blkdev_id, shown.info.backend_id, shown.info.alive), (0, 0, true));
+    assert_eq!((shown.backend_host_id, shown.backend_host.as_str()), (0, "a"));
+    assert_eq!((shown.in_flight, shown.waiting_ms), (0, 0));
+    let (write, read) = (&shown.info.operations["write"], &shown.info.operations["read"]);
+    assert_eq!((write.requests, write.bytes, write.failed), (1, 16384, 0));
+    assert_eq!((read.requests, read.outcomes["remote"].bytes), (1, 4096));
+    assert_eq!((write.latency.count, read.latency.count), (1, 1));
+    assert!(a.daemon.status().unwrap().transports[0].remote_blkdevs.is_empty());
+
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    let waiting = std::thread::spawn(move || {
+        client.write(4096, &[2; 4096], true).unwrap();
+    });
+    wait_until("its wait is shown", || remote(&b).waiting_ms > 3000);
+    let shown = remote(&b);
+    assert_eq!(shown.in_flight, 1);
+    assert!(shown.info.error.unwrap().contains("requests have waited for host a for "));
+    let page = cbd_daemon::metrics::render(&b.daemon.status().unwrap());
+    let labels = r#"{transport="0",backend="0",blkdev="0",host="0",name="a"}"#;
+    assert!(page.contains(&format!("cbd_remote_blkdev_in_flight{labels} 1\n")), "{page}");
+    assert!(page.contains(&format!("cbd_remote_blkdev_waiting_seconds{labels} ")), "{page}");
+    assert!(
+        page.contains(r#"cbd_blkdev_bytes_total{transport="0",backend="0",blkdev="0",operation="write",outcome="remote"} 16384"#),
+        "{page}"
+    );
+
+    let _a = Host { daemon: fixture.daemon(), fixture };
+    waiting.join().unwrap();
+    let shown = remote(&b);
+    assert_eq!((shown.in_flight, shown.waiting_ms, shown.info.error), (0, 0, None));
+    assert!(shown.info.operations["write"].latency.sum_ns > 3_000_000_000);
+}
+
+#[test]
+fn it_is_a_user_of_the_host_of_the_backend_that_waits_while_that_is_away() {
+    let (_shared, a, b) = two_hosts();
+    let users = a.daemon.blkdev_users().unwrap();
+    let [user] = &users[..] else { panic!("one user: {users:?}") };
+    assert_eq!((user.transport_id, user.blkdev_id, user.outlives_daemon), (0, 0, true));
+    assert_eq!(user.dev_name, "block device 0 of host b");
+    assert!(user.user.starts_with("host b has it on backend 0"), "{user:?}");
+    assert!(b.daemon.blkdev_users().unwrap().is_empty(), "it has no client");
+    stop(&b, 0).unwrap();
+    assert!(a.daemon.blkdev_users().unwrap().is_empty());
 }
