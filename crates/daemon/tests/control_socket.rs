@@ -187,7 +187,6 @@ impl Control for Fake {
     fn check_object(&self, _: u32, _: Option<u32>) -> Result<()> {
         Ok(())
     }
-
     fn blkdev_number(&self, _: u32, blkdev: &NumberOrName) -> Result<u32> {
         number(blkdev)
     }
