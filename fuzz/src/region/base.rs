@@ -157,12 +157,7 @@ impl Script {
                     ..Settings::default()
                 },
             })?;
-            transport.create_blkdev(&BlkdevSpec {
-                backend: id,
-                host,
-                export: String::from("auto"),
-                shared: false,
-            })?;
+            transport.create_blkdev(&BlkdevSpec { backend: id, host, export: String::from("auto") })?;
         }
         let layout = transport.info().layout;
         drop(transport);

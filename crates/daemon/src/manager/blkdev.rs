@@ -394,7 +394,7 @@ impl Manager {
         let _opening = self.opening.read();
         // Before its row is created.
         slot.refuse_while_served()?;
-        let spec = BlkdevSpec { backend, host, export: choice.to_string(), shared: false };
+        let spec = BlkdevSpec { backend, host, export: choice.to_string() };
         let id = engine.create_named_blkdev(&spec, name)?;
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
         let opened = entry.ok_or_else(|| unknown(id)).and_then(|entry| {

@@ -28,8 +28,6 @@ pub struct BlkdevSpec {
     pub host: HostId,
     /// The export, as the user requested it.
     pub export: String,
-    /// Whether other hosts may have blkdevs on the backend, too.
-    pub shared: bool,
 }
 
 /// A blkdev, decoded from its row.
@@ -71,8 +69,8 @@ impl<E: Environment> Transport<E> {
     /// Creates a blkdev on a backend.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for the backend, [`ErrorKind::Busy`] if this host has a blkdev on it already, or another host and it is not
-    /// `shared`, [`ErrorKind::NoSpace`] if the table is full.
+    /// [`ErrorKind::NotFound`] for the backend, [`ErrorKind::Busy`] if the backend has a blkdev already,
+    /// [`ErrorKind::NoSpace`] if the table is full.
     pub fn create_blkdev(&self, spec: &BlkdevSpec) -> Result<BlkdevId> {
         self.create_named_blkdev(spec, None)
     }
@@ -91,9 +89,7 @@ impl<E: Environment> Transport<E> {
         }
         let export = FieldText::new("export", &spec.export)?;
         let mut tables = self.tables.lock();
-        if !spec.shared {
-            self.refuse_served(&tables, spec.backend)?;
-        }
+        self.refuse_served(&tables, spec.backend)?;
         if let Some(name) = name {
             tables.refuse_blkdev_name(None, Some(spec.backend), name)?;
             self.refuse_name_of_others(name)?;

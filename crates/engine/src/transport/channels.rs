@@ -79,7 +79,7 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in a region of one host; [`ErrorKind::NotFound`] if no other host has the backend;
-    /// [`ErrorKind::Busy`] if this host has a blkdev on it, or another host and it is not `shared`; [`ErrorKind::NoSpace`] without a free row or segment;
+    /// [`ErrorKind::Busy`] if a blkdev of any host uses it; [`ErrorKind::NoSpace`] without a free row or segment;
     /// [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
     pub fn create_remote_blkdev(&self, spec: &BlkdevSpec, name: Option<&Name>) -> Result<BlkdevId> {
         let (members, member) = self.members().ok_or_else(|| {
@@ -98,7 +98,7 @@ impl<E: Environment> Transport<E> {
         let mut tables = self.tables.lock();
         let is_on = |row: &BlkdevRow| row.backend.get() == spec.backend.0 && row.backend_uuid == below.uuid;
         let own = tables.remote_rows().find(|(_, row)| is_on(row)).map(|(id, _)| (BlkdevId(id), member.id));
-        if let Some((id, host)) = own.or(in_use.filter(|_| !spec.shared)) {
+        if let Some((id, host)) = in_use.or(own) {
             let text = format!("blkdev {id} of host {host} stands on backend {} already", spec.backend);
             return Err(Error::new(ErrorKind::Busy, text));
         }
@@ -182,8 +182,8 @@ impl<E: Environment> Transport<E> {
     /// Gives a blkdev of another host the server's area of its channel, or returns the one that it has.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if this host does not have the backend; [`ErrorKind::Busy`] if a former blkdev with this number still has an
-    /// area; [`ErrorKind::NoSpace`] without a free segment; errors of storing.
+    /// [`ErrorKind::NotFound`] if this host does not have the backend; [`ErrorKind::Busy`] if another blkdev uses it;
+    /// [`ErrorKind::NoSpace`] without a free segment; errors of storing.
     pub fn serve_remote(&self, blkdev: &RemoteBlkdev) -> Result<ChannelArea> {
         let backend = blkdev.entry.backend;
         let mut tables = self.tables.lock();
@@ -194,17 +194,16 @@ impl<E: Environment> Transport<E> {
             ));
         }
         let (id, host, ownership) = (blkdev.entry.id, blkdev.entry.host, blkdev.ownership);
-        let of_row = |entry: &SegmentEntry| {
-            entry.backend.get() == backend.0
-                && entry.blkdev.get() == id.0
-                && entry.blkdev_host.get() == host.0
-        };
-        if let Some((segment, entry)) = tables.served().find(|(_, entry)| of_row(entry)) {
+        let served = tables.served().find(|(_, entry)| entry.backend.get() == backend.0);
+        if let Some((segment, entry)) = served {
             if is_for(entry, blkdev) {
                 return Ok(self.area_of(segment));
             }
-            // Of a former blkdev with this number, whose requests may still be executed.
             return Err(busy_served(backend, entry));
+        }
+        if let Some((local, _)) = tables.blkdev_rows().find(|(_, row)| row.backend.get() == backend.0) {
+            let text = format!("blkdev {local} stands on backend {backend} already");
+            return Err(Error::new(ErrorKind::Busy, text));
         }
         let segment = self.take_area(
             &mut tables,

@@ -445,12 +445,8 @@ fn hosts_have_names_and_rows_of_their_own() {
 #[test]
 fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     let transport = transport();
-    let spec_of = |backend: u32| BlkdevSpec {
-        backend: BackendId(backend),
-        host: HostId(0),
-        export: "nbd".into(),
-        shared: false,
-    };
+    let spec_of =
+        |backend: u32| BlkdevSpec { backend: BackendId(backend), host: HostId(0), export: "nbd".into() };
     assert_eq!(kind(transport.create_blkdev(&spec_of(0))), Some(ErrorKind::NotFound));
     let bare = BackendSpec { cache_bytes: None, ..spec() };
     for _ in 0..2 {
@@ -499,8 +495,7 @@ fn no_row_counts_after_a_store_that_failed() {
         |transport| transport.name_backend(BackendId(0), Some(&"a".parse()?)),
         |transport| transport.name_blkdev(BlkdevId(0), Some(&"a".parse()?)),
         |transport| {
-            let spec =
-                BlkdevSpec { backend: BackendId(1), host: HostId(0), export: "nbd".into(), shared: false };
+            let spec = BlkdevSpec { backend: BackendId(1), host: HostId(0), export: "nbd".into() };
             transport.create_blkdev(&spec).map(|_| ())
         },
     ] {
@@ -510,8 +505,7 @@ fn no_row_counts_after_a_store_that_failed() {
         }
         transport.create_backend(&spec()).expect("room");
         transport.create_backend(&BackendSpec { cache_bytes: None, ..spec() }).expect("room");
-        let blkdev =
-            BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into(), shared: false };
+        let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into() };
         transport.create_blkdev(&blkdev).expect("room");
         transport.region.memory().fail_stores_after(0);
         assert_eq!(kind(call(&transport)), Some(ErrorKind::Media));
@@ -560,7 +554,7 @@ fn a_lost_backend_on_which_a_blkdev_stands_is_named_too() {
     let transport = transport();
     let layout = transport.layout();
     transport.create_backend(&BackendSpec { cache_bytes: None, ..spec() }).expect("room");
-    let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into(), shared: false };
+    let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into() };
     transport.create_blkdev(&blkdev).expect("room");
     lose::<BackendRow>(&transport, layout.backend_area, 4, 0);
     assert_eq!(kind(reopened(&transport).backend(BackendId(0))), Some(ErrorKind::Damaged));
@@ -576,7 +570,7 @@ fn rows_of_which_a_crash_left_one_slot_are_completed_when_the_region_is_opened()
     let layout = transport.layout();
     transport.register_host("a", None).expect("room");
     transport.create_backend(&spec()).expect("room");
-    let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into(), shared: false };
+    let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into() };
     transport.create_blkdev(&blkdev).expect("room");
     let rows = layout.segment_area - layout.host_area;
     let sync = Op::Sync(layout.host_area, rows);

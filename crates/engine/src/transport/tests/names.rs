@@ -12,7 +12,7 @@ fn bare() -> BackendSpec {
 }
 
 fn blkdev_on(backend: u32) -> BlkdevSpec {
-    BlkdevSpec { backend: BackendId(backend), host: HostId(0), export: "nbd".into(), shared: false }
+    BlkdevSpec { backend: BackendId(backend), host: HostId(0), export: "nbd".into() }
 }
 
 /// Two backends, each with a blkdev.
