@@ -70,6 +70,11 @@ impl<M: Pmem> Channel<M> {
         self.found = found;
     }
 
+    fn deliver_to_all(&mut self) {
+        // There is no queue of this number: each request goes to the inbox of its own.
+        self.deliver(usize::MAX, &mut Vec::new());
+    }
+
     /// Ends the session if this process may store in its area no more.
     fn look_for_loss(&mut self) {
         if self.place.is_lost()
@@ -192,7 +197,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         (in_flight > 0).then(|| channel.progress.elapsed())
     }
 
-    /// Whether the other host has ended the session: each request fails.
+    /// Whether the session has ended: each request fails.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.channel.lock().client.as_ref().is_none_or(Client::is_ended)
@@ -214,20 +219,32 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         }
     }
 
-    /// Begins another session where the other host has ended the former one. Requests wait until it accepts that. Does nothing
+    /// Begins another session where the former one has ended. Requests wait until the other host accepts that. False, and does nothing,
     /// while a session has not ended, and once the device was closed.
     ///
     /// # Errors
     /// As [`open`](Self::open), without the timeout.
-    pub fn reopen(&self, region: Arc<Region<M>>, place: ChannelUse) -> Result<()> {
+    pub fn reopen(&self, region: Arc<Region<M>>, place: ChannelUse) -> Result<bool> {
         let mut channel = self.channel.lock();
         if !channel.client.as_ref().is_some_and(Client::is_ended) {
-            return Ok(());
+            return Ok(false);
         }
         place.refuse_lost()?;
         let client = Client::open(region, place.areas, shape_for(place.area_bytes)?, place.session)?;
         (channel.client, channel.place, channel.progress) = (Some(client), place, Instant::now());
-        Ok(())
+        Ok(true)
+    }
+
+    /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones fail until the device is
+    /// [opened again](Self::reopen).
+    pub fn end(&self) {
+        let mut channel = self.channel.lock();
+        let channel = &mut *channel;
+        channel.look_for_loss();
+        if let Some(client) = &mut channel.client {
+            client.end(&mut channel.found);
+        }
+        channel.deliver_to_all();
     }
 
     /// The requests of this session that have ended, by operation.
@@ -243,8 +260,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         if let Some(mut client) = channel.client.take() {
             client.end(&mut channel.found);
         }
-        // There is no queue of this number: each request goes to the inbox of its own.
-        channel.deliver(usize::MAX, &mut Vec::new());
+        channel.deliver_to_all();
     }
 }
 

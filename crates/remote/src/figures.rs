@@ -8,10 +8,6 @@ use cbd_types::Operation;
 use cbd_types::figures::{Histogram, HistogramCounts};
 use std::time::{Duration, Instant};
 
-/// All operations, in the order of their figures.
-const OPERATIONS: [Operation; 5] =
-    [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::WriteZeroes];
-
 /// The requests of one operation that have ended.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct OperationFigures {
@@ -49,7 +45,7 @@ impl Begun {
 
 /// The counters of a device.
 #[derive(Default)]
-pub(crate) struct Figures([OfOperation; OPERATIONS.len()]);
+pub(crate) struct Figures([OfOperation; Operation::ALL.len()]);
 
 impl Figures {
     /// A request has ended.
@@ -70,7 +66,7 @@ impl Figures {
             let OfOperation { succeeded, bytes, failed, .. } = *of;
             (operation, OperationFigures { succeeded, bytes, failed, latency })
         };
-        OPERATIONS.into_iter().zip(&self.0).map(of_one).collect()
+        Operation::ALL.into_iter().zip(&self.0).map(of_one).collect()
     }
 }
 

@@ -240,7 +240,7 @@ fn a_device_whose_session_was_ended_serves_again_once_it_was_reopened() {
     let device = rig.open(LIMIT).expect("a device");
     let mut queue = device.open_queue().expect("a queue");
     let reopen = || device.reopen(Arc::clone(&rig.region), rig.place());
-    reopen().expect("it does nothing");
+    assert!(!reopen().expect("it does nothing"));
     write(&mut *queue, 0, 1, 4096);
     wait_for(&mut *queue, 1).pop().expect("one").result.expect("the session goes on");
     service.stop(true, LIMIT).expect("it ends");
@@ -248,15 +248,23 @@ fn a_device_whose_session_was_ended_serves_again_once_it_was_reopened() {
     wait_for(&mut *queue, 1).pop().expect("one").result.expect_err("the session has ended");
     assert!(device.is_ended());
 
-    reopen().expect("there is memory");
-    assert!(!device.is_ended());
+    assert!(reopen().expect("there is memory") && !device.is_ended());
     assert_eq!(write(&mut *queue, 0, 3, 4096).len(), 0, "it waits for a service");
-    let _service = rig.serve();
+    let service = rig.serve();
     wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+    assert_eq!(read(&mut *queue, 0, 4096)[..], [3; 4096]);
+    // This side can end a session, too: what waits fails.
+    service.stop(false, LIMIT).expect("it ends");
+    assert_eq!(write(&mut *queue, 0, 4, 4096).len(), 0);
+    device.end();
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect_err("the session has ended");
+    assert!(device.is_ended() && write(&mut *queue, 0, 4, 4096).pop().expect("one").result.is_err());
+    let _service = rig.serve();
+    assert!(reopen().expect("there is memory"));
     assert_eq!(read(&mut *queue, 0, 4096)[..], [3; 4096]);
     // What was closed here remains closed.
     device.close();
-    reopen().expect("it does nothing");
+    assert!(!reopen().expect("it does nothing"));
     assert!(device.is_ended() && write(&mut *queue, 0, 4, 4096).pop().expect("one").result.is_err());
 }
 

@@ -57,7 +57,7 @@ pub(super) struct BackendSlot {
     /// The work of the worker that has taken the slot; this value is the placeholder in the tables then.
     pub work: Option<SlotWork>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
-    /// The block device of another host on it.
+    /// The block devices of other hosts on it that are served.
     pub services: BTreeMap<BlkdevId, ServedSlot>,
     /// Why that is not served.
     pub service_error: Option<String>,

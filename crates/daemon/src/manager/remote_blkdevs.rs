@@ -4,7 +4,10 @@
 //! away, requests wait. Work that can wait for another host runs without the lock of the tables: the worker takes the device out, and a
 //! placeholder shows it.
 //!
-//! Elsewhere: the channel (`cbd-remote`), the rows (`cbd-engine`, `transport/channels.rs`), the host that serves (`services`).
+//! Elsewhere: the channel (`cbd-remote`), the rows (`cbd-engine`, `transport/channels.rs`), the host that serves (`services`), what that
+//! host does while a device is open (`watch`).
+
+mod watch;
 
 use super::blkdev::{BlkdevSlot, blkdev_identity, export_device, name_while_closed, unknown};
 use super::conditions::{self, Observed};
@@ -16,7 +19,7 @@ use super::{Fixed, Manager, stopping};
 use crate::api::{BlkdevClass, BlkdevInfo, BlkdevStopped, RemoteBlkdevStatus, StartBlkdev, StopBlkdev};
 use crate::events::EventName;
 use crate::exports::{ExportChoice, device_name, labels};
-use cbd_engine::{BackendEntry, BlkdevSpec, ChannelArea, RemoteBlkdev, RemoteState};
+use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev, RemoteState};
 use cbd_export::BlockDevice;
 use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
@@ -33,8 +36,6 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of a command for a device that another worker has.
 const TAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Looks without the backend after which it counts as removed: one may fall between two stores of its host.
-const GONE_LOOKS: u32 = 3;
 /// Requests that wait for longer than this are shown.
 const SHOWN_WAIT: Duration = Duration::from_secs(3);
 
@@ -79,6 +80,7 @@ impl RemoteSlot {
     /// The same without a note of the host that has the backend.
     fn info_of_host(&self, host: &str) -> BlkdevInfo {
         let mut info = self.blkdev.info(self.row.entry.id);
+        info.alive &= !self.device.as_ref().is_some_and(|device| device.is_ended());
         if let Some(waiting) = self.waits_too_long() {
             let text = format!("requests have waited for host {host} for {} s", waiting.as_secs());
             info.error = Some(info.error.map_or_else(|| text.clone(), |error| format!("{error}; {text}")));
@@ -447,29 +449,6 @@ impl Manager {
         }
     }
 
-    /// Looks whether the hosts that have the backends still serve the open devices. If a command holds the tables, the next pass does it.
-    pub(super) fn watch_remotes(&self) {
-        for handle in self.shared_handles() {
-            let Some(tables) = self.tables_to_retry() else { return };
-            let Ok(running) = running(&tables, handle.id) else { continue };
-            let open: Vec<OpenRemote> =
-                running.remotes.values().filter_map(RemoteSlot::open_device).collect();
-            drop(tables);
-            for open in open {
-                // Without the lock: it may read the whole table of the other host.
-                let Ok(looked) = open.look(&self.fixed, &handle) else { continue };
-                let mut tables = self.tables.lock();
-                let slot = running_mut(&mut tables, handle.id)
-                    .ok()
-                    .and_then(|running| running.remotes.get_mut(&open.id()));
-                if let Some(slot) = slot.filter(|slot| slot.has(&open.device)) {
-                    slot.gone = looked.gone;
-                    slot.blkdev.error = looked.error.unwrap_or_else(|| slot.blkdev.error.take());
-                }
-            }
-        }
-    }
-
     fn reopen_remote(&self, transport: u32, id: BlkdevId) {
         let Ok(_work) = self.begin_work() else { return };
         let Ok(mut taken) = self.take_remote(transport, id) else { return };
@@ -481,68 +460,7 @@ impl Manager {
     }
 }
 
-/// What a pass sees of an open device.
-struct OpenRemote {
-    row: RemoteBlkdev,
-    device: Arc<RemoteDevice<Mapping>>,
-    gone: u32,
-}
-
-/// What is noted of a device after a look.
-struct Looked {
-    gone: u32,
-    /// The error that is shown from now on; the outer `None` leaves it as it is.
-    error: Option<Option<String>>,
-}
-
-impl OpenRemote {
-    fn id(&self) -> BlkdevId {
-        self.row.entry.id
-    }
-
-    /// Follows a service that has begun again, and ends the device once its backend is gone: its requests would wait without end.
-    ///
-    /// # Errors
-    /// Errors of reading: the next pass looks again.
-    fn look(&self, fixed: &Fixed, handle: &TransportHandle) -> Result<Looked> {
-        let Self { row, device, gone } = self;
-        let known = ChannelArea { at: device.server_area(), bytes: row.area.bytes };
-        let state = handle.transport.server_area(row, Some(known))?;
-        let gone = if state == RemoteState::Gone { gone + 1 } else { 0 };
-        let (transport, blkdev) = (handle.id, self.id().0);
-        let mut error = None;
-        match state {
-            RemoteState::Served(area) if device.is_ended() => {
-                let place = handle.channel_use(fixed, row.area, area);
-                let reopened = device.reopen(handle.transport.shared_region(), place);
-                if reopened.is_ok() {
-                    tracing::info!(transport, blkdev, "the host that has the backend serves it again");
-                }
-                error = Some(reopened.err().map(|error| error.line()));
-            }
-            RemoteState::Served(area) if area != known => device.follow(area.at),
-            RemoteState::Gone if gone == GONE_LOOKS => {
-                device.close();
-                let (text, event) = (handle.gone(row), EventName::BlkdevFailed.name());
-                tracing::error!(transport, blkdev, event, "requests fail from now on: {text}");
-                error = Some(Some(text.line()));
-            }
-            _ => {}
-        }
-        Ok(Looked { gone, error })
-    }
-}
-
 impl RemoteSlot {
-    fn open_device(&self) -> Option<OpenRemote> {
-        let device = self.device.as_ref().filter(|_| !self.is_taken)?;
-        Some(OpenRemote { row: self.row.clone(), device: Arc::clone(device), gone: self.gone })
-    }
-
-    fn has(&self, device: &Arc<RemoteDevice<Mapping>>) -> bool {
-        !self.is_taken && self.device.as_ref().is_some_and(|own| Arc::ptr_eq(own, device))
-    }
-
     fn is_due(&self) -> bool {
         self.blkdev.export.is_none() && !self.is_taken && self.due <= Instant::now()
     }

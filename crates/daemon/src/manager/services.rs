@@ -191,7 +191,7 @@ impl BackendSlot {
             return false;
         };
         let rows: Vec<&RemoteBlkdev> = rows.iter().filter(|row| row.entry.backend == id).collect();
-        let is_missing = rows.iter().any(|row| !self.services.contains_key(&row.entry.id));
+        let is_missing = self.services.is_empty() && !rows.is_empty();
         let mut held = served.iter().filter(|served| served.backend == id);
         self.services.values_mut().for_each(|service| service.take_class(&rows, run));
         is_missing
@@ -239,7 +239,7 @@ impl TakenSlot {
         let Some(run) = slot.run.clone().filter(|_| is_up) else { return Ok(()) };
         let rows = handle.transport.remote_blkdevs_of_others()?;
         let rows: Vec<RemoteBlkdev> = rows.into_iter().filter(|row| row.entry.backend == *id).collect();
-        let wanted: Vec<&RemoteBlkdev> = rows.iter().collect();
+        let mut wanted: Vec<&RemoteBlkdev> = rows.iter().collect();
         // 1. What no other host asks for any more.
         let ended = slot.services.iter_mut().filter_map(|(id, service)| {
             let is_wanted = service.is_wanted(&wanted, &run);
@@ -252,30 +252,26 @@ impl TakenSlot {
             }
         }
         let held = handle.transport.served_blkdevs().into_iter().filter(|served| served.backend == *id);
-        let former = held.filter(|served| !rows.iter().any(|row| is_of(served, row)));
-        let former: Vec<ServedBlkdev> = former.collect();
+        let held: Vec<ServedBlkdev> = held.collect();
+        let former: Vec<&ServedBlkdev> =
+            held.iter().filter(|served| !rows.iter().any(|row| is_of(served, row))).collect();
         if !former.is_empty() {
             // The thread of a service that did not end in time still stores into its area.
             slot.refuse_while_served()?;
         }
-        for served in &former {
+        for served in former {
             handle.transport.end_serving(served)?;
         }
-        // 2. What one asks for.
-        let missing: Vec<&RemoteBlkdev> =
-            rows.iter().filter(|row| !slot.services.contains_key(&row.entry.id)).collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
+        // 2. What one asks for. Of two that were created at the same moment the one that was served keeps the backend.
+        wanted.sort_by_key(|row| !held.iter().any(|served| is_of(served, row)));
+        let Some(row) = wanted.first().filter(|_| slot.services.is_empty()) else { return Ok(()) };
         if let Some((blkdev, _)) = slot.blkdevs.first_key_value() {
             let text = format!("block device {blkdev} of this host stands on backend {id}");
             return Err(Error::new(ErrorKind::Busy, text));
         }
         slot.refuse_while_served()?;
-        for row in missing {
-            let service = handle.start_service(fixed, row, &run)?;
-            slot.services.insert(row.entry.id, service);
-        }
+        let service = handle.start_service(fixed, row, &run)?;
+        slot.services.insert(row.entry.id, service);
         Ok(())
     }
 }

@@ -9,6 +9,7 @@ use cbd_daemon::api::{
 use cbd_daemon::control::{Control, Flow};
 use cbd_types::{ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Starts a backend of 8 MiB without a block device; returns the path of its disk.
 fn backend(host: &Host) -> String {
@@ -182,6 +183,7 @@ fn an_idle_device_whose_backend_is_removed_gives_errors_and_does_not_wait() {
     let request = StartBackend { start_dev: false, export: None, ..a.fixture.backend(&other) };
     assert_eq!(a.daemon.start_backend(0, &request).unwrap().backend_id, 0);
     wait_for_error(&b, "backend 0 of host a, on which it was made, is gone");
+    assert!(!b.daemon.blkdevs(0, false).unwrap()[0].alive && !remote(&b).info.alive);
     client.read(0, &mut [0; 4096]).expect_err("its backend is gone");
     drop(client);
     stop(&b, 0).unwrap();
@@ -213,7 +215,26 @@ fn a_device_is_served_again_after_a_stop_by_force_that_failed() {
         let mut found = [0; 4096];
         b.fixture.client().read(0, &mut found).is_ok() && found == [9; 4096]
     });
-    assert_eq!(b.daemon.blkdevs(0, false).unwrap()[0].error, None);
+    let shown = &b.daemon.blkdevs(0, false).unwrap()[0];
+    assert_eq!((shown.error.as_deref(), shown.alive), (None, true));
+}
+
+#[test]
+fn a_transport_is_not_unregistered_while_a_block_device_is_being_started() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    backend(&a);
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    std::thread::scope(|scope| {
+        // It waits for the other host for 5 s.
+        let started = scope.spawn(|| start(&b));
+        std::thread::sleep(Duration::from_secs(2));
+        refused(b.daemon.unregister_transport(0), ErrorKind::Busy, "a block device is being started on it");
+        refused(started.join().unwrap(), ErrorKind::TimedOut, "host a did not open backend 0");
+    });
+    b.daemon.unregister_transport(0).unwrap();
+    drop(fixture);
 }
 
 #[test]
