@@ -270,6 +270,8 @@ fn clients_of_a_daemon_that_ends_while_the_other_host_is_away_wait_for_both() {
         command.args(["--size=24m", "--loops=10"]);
         let mut load = command.spawn().expect("fio");
         for _ in 0..2 {
+            // It has the device open: a client that opens it while the daemon closes it is no user of it yet.
+            until("fio writes", || writes_of(&b) > 0);
             std::thread::sleep(Duration::from_millis(300));
             assert!(load.try_wait().expect("it is ours").is_none(), "fio was done before");
             // Its requests are in flight, in the channel and in the kernel.
@@ -283,6 +285,12 @@ fn clients_of_a_daemon_that_ends_while_the_other_host_is_away_wait_for_both() {
         assert!(ended.success(), "fio found an error: {ended}");
         b.ok(&["dev-stop", "-d", "0"]);
     });
+}
+
+/// Writes of clients to the block device on the other host, since it was opened.
+fn writes_of(host: &Fixture) -> u64 {
+    let status = host.json(&["status", "--json"]);
+    status["transports"][0]["remote_blkdevs"][0]["operations"]["write"]["requests"].as_u64().unwrap_or(0)
 }
 
 /// Fio, which writes to a file or a device and then verifies all of it.
