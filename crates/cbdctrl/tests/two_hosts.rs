@@ -231,6 +231,29 @@ fn commands_show_and_change_a_block_device_on_another_host() {
 }
 
 #[test]
+fn a_block_device_whose_backend_is_gone_is_removed_without_force_once_it_is_unused() {
+    let name = "a_block_device_whose_backend_is_gone_is_removed_without_force_once_it_is_unused";
+    in_sandbox(name, Duration::from_secs(100), |folder| {
+        let (a, b, _) = two_hosts(Fixture::under(folder), Fixture::preserving(folder));
+        let device = b.ok(&["dev-start", "-b", "0", "-e", "fuse-loop"]).trim().to_owned();
+        let file = std::fs::File::options().write(true).open(&device).expect("the device");
+        file.write_all_at(&[1; BLOCK as usize], 0).and_then(|()| file.sync_all()).expect("written");
+        // Without a flush: the kernel has it when the backend goes.
+        file.write_all_at(&[2; BLOCK as usize], 0).expect("the kernel takes it");
+        a.ok(&["backend-stop", "-b", "0", "--force"]);
+        until("it is not served", || b.json(&["dev-list", "--json"])[0]["alive"] == false);
+        file.sync_all().expect_err("the backend is gone");
+        let used = b.run(&["dev-stop", "-d", "0"]);
+        assert!(used.code == 1 && used.stderr.contains("is open in process"), "{used:?}");
+        drop(file);
+        let stopped = b.run(&["dev-stop", "-d", "0"]);
+        assert_eq!(stopped.code, 0, "{stopped:?}");
+        assert!(stopped.stderr.contains("what its clients had not flushed is lost"), "{stopped:?}");
+        assert_eq!(b.json(&["dev-list", "--json"]).as_array().map(Vec::len), Some(0));
+    });
+}
+
+#[test]
 fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_is_killed() {
     let name = "a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_is_killed";
     in_sandbox(name, Duration::from_secs(150), |folder| {

@@ -482,11 +482,18 @@ impl TakenRemote {
 
     fn stop(&mut self, fixed: &Fixed, request: StopBlkdev) -> Result<BlkdevStopped> {
         let Self { handle, id, slot } = self;
+        let has_ended = slot.device.as_ref().is_some_and(|device| device.is_ended());
+        if has_ended && !request.force {
+            slot.blkdev.refuse_if_used()?;
+        }
         if let Some(device) = slot.device.as_ref().filter(|_| request.force) {
             // Its clients see errors, and the threads of its export end.
             device.close();
         }
-        let unended = slot.blkdev.close_for_good(request.force)?;
+        // Where each request fails, no close can wait until the kernel has written its dirty pages.
+        let unended = slot.blkdev.close_for_good(request.force || has_ended)?;
+        let lost = has_ended
+            .then(|| "its requests had failed before: what its clients had not flushed is lost".to_owned());
         if let Some(device) = slot.device.take() {
             device.close();
         }
@@ -497,6 +504,6 @@ impl TakenRemote {
         handle.transport.remove_blkdev(*id)?;
         let (event, backend) = (EventName::BlkdevStopped.name(), slot.row.entry.backend.0);
         tracing::info!(transport = handle.id, blkdev = id.0, event, backend, "stopped");
-        Ok(BlkdevStopped { warnings: unended.into_iter().chain(still_allowed).collect() })
+        Ok(BlkdevStopped { warnings: lost.into_iter().chain(unended).chain(still_allowed).collect() })
     }
 }
