@@ -45,10 +45,12 @@ pub fn percentile(sorted: &[u32], share: f64) -> u32 {
     sorted.get(place.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)
 }
 
-/// A figure, rounded to its significant digits.
+/// A figure with `digits` digits after the point, or with more, where it would be 0 without its first
+/// significant digit.
 pub fn rounded(value: f64, digits: i32) -> f64 {
-    let scale = 10_f64.powi(digits);
-    (value * scale).round() / scale
+    let to = |digits: i32| (value * 10_f64.powi(digits)).round() / 10_f64.powi(digits);
+    let figure = to(digits);
+    if figure == 0.0 && value.is_normal() { to(-(value.abs().log10().floor() as i32)) } else { figure }
 }
 
 #[cfg(test)]
@@ -59,6 +61,15 @@ mod tests {
     fn one_outlier_does_not_move_the_median() {
         let summary = Summary::of(&[10.0, 11.0, 900.0, 10.0, 11.0]);
         assert_eq!(summary.median, 11.0);
+    }
+
+    #[test]
+    fn a_small_figure_is_not_rounded_to_nothing() {
+        assert_eq!(rounded(1.234, 2), 1.23);
+        assert_eq!(rounded(-0.0, 2), 0.0);
+        assert_eq!(rounded(0.0017, 2), 0.002);
+        assert_eq!(rounded(-0.000_96, 2), -0.001);
+        assert_eq!(rounded(0.006, 2), 0.01);
     }
 
     #[test]

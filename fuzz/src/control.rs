@@ -243,6 +243,10 @@ impl Control for Confined {
         self.manager.backend_number(transport, backend)
     }
 
+    fn any_backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
+        self.manager.any_backend_number(transport, backend)
+    }
+
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32> {
         self.manager.blkdev_number(transport, blkdev)
     }

@@ -165,7 +165,9 @@ fn listed(kind: Numbers, transport: u32, status: &Status) -> String {
         Numbers::Transports => status.transports.iter().map(|it| (it.info.transport_id, None)).collect(),
         Numbers::Backends => backends().map(|it| (it.info.backend_id, it.info.name.as_ref())).collect(),
         Numbers::Devices => {
-            backends().flat_map(|it| &it.info.blkdevs).map(|it| (it.blkdev_id, it.name.as_ref())).collect()
+            let remote = on().flat_map(|it| &it.remote_blkdevs).map(|it| &it.info);
+            let all = backends().flat_map(|it| &it.info.blkdevs).chain(remote);
+            all.map(|it| (it.blkdev_id, it.name.as_ref())).collect()
         }
     };
     let lines = objects.into_iter().map(|(number, name)| match name {

@@ -1,9 +1,11 @@
 //! The status as text for a terminal.
 
 use cbd_daemon::api::{
-    BackendStatus, CacheInfo, OnWriteError, PaceInfo, ScrubInfo, SharedInfo, Status, TransportStatus,
+    BackendStatus, BlkdevInfo, CacheInfo, DiskFigures, OnWriteError, OperationFigures, PaceInfo,
+    RemoteBlkdevStatus, ScrubInfo, SharedInfo, Status, TransportStatus,
 };
 use cbd_daemon::size::{format_size, format_time};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -67,6 +69,9 @@ fn add_transport(page: &mut String, transport: &TransportStatus) {
     for backend in &transport.backends {
         add_backend(page, backend);
     }
+    for remote in &transport.remote_blkdevs {
+        add_remote_blkdev(page, remote);
+    }
 }
 
 fn add_next_attempt(page: &mut String, indent: usize, retry_in_s: Option<u64>) {
@@ -118,25 +123,10 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
         line(page, 4, "warning", warning);
     }
     for blkdev in &info.blkdevs {
-        let state = if blkdev.alive { String::new() } else { ", NOT SERVED".to_owned() };
-        let reason = blkdev
-            .error
-            .as_ref()
-            .or(blkdev.note.as_ref())
-            .map_or_else(String::new, |error| format!(": {error}"));
-        line(
-            page,
-            4,
-            &format!("blkdev {}", blkdev.blkdev_id),
-            format!(
-                "{}{} ({}{state}){reason}",
-                blkdev.dev_name,
-                blkdev.name.as_ref().map_or_else(String::new, |name| format!(", {name}")),
-                blkdev.method.as_ref().unwrap_or(&blkdev.export)
-            ),
-        );
+        line(page, 4, &format!("blkdev {}", blkdev.blkdev_id), blkdev_words(blkdev));
     }
-    add_latency(page, backend);
+    let requests = info.blkdevs.iter().flat_map(|blkdev| &blkdev.operations);
+    add_latency(page, requests, &backend.disk);
     if let Some(scrub) = &backend.scrub {
         line(page, 4, "scrub", scrub_words(scrub));
     }
@@ -147,11 +137,41 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
     }
 }
 
+/// Where a block device is, how it is reached, and what is wrong with it.
+fn blkdev_words(blkdev: &BlkdevInfo) -> String {
+    let state = if blkdev.alive { "" } else { ", NOT SERVED" };
+    let reason = blkdev.error.as_ref().or(blkdev.note.as_ref());
+    format!(
+        "{}{} ({}{state}){}",
+        blkdev.dev_name,
+        blkdev.name.as_ref().map_or_else(String::new, |name| format!(", {name}")),
+        blkdev.method.as_ref().unwrap_or(&blkdev.export),
+        reason.map_or_else(String::new, |reason| format!(": {reason}"))
+    )
+}
+
+/// Adds a block device on a backend of another host.
+fn add_remote_blkdev(page: &mut String, remote: &RemoteBlkdevStatus) {
+    let RemoteBlkdevStatus { info, backend_host, in_flight, waiting_ms, .. } = remote;
+    let _ =
+        writeln!(page, "\n  blkdev {} on backend {} of host {backend_host}", info.blkdev_id, info.backend_id);
+    line(page, 4, "device", blkdev_words(info));
+    let waiting = Duration::from_millis(*waiting_ms).as_secs_f64();
+    let waiting = (*in_flight > 0).then(|| format!(", none has completed for {waiting:.1} s"));
+    let failed: u64 = info.operations.values().map(|of| of.failed).sum();
+    let requests = format!("{in_flight} in flight{}; {failed} have failed", waiting.unwrap_or_default());
+    line(page, 4, "requests", requests);
+    add_latency(page, info.operations.iter(), &BTreeMap::new());
+}
+
 /// Adds the latency of requests and of the disk, if there were any.
-fn add_latency(page: &mut String, backend: &BackendStatus) {
-    let requests = backend.info.blkdevs.iter().flat_map(|blkdev| &blkdev.operations);
+fn add_latency<'a>(
+    page: &mut String,
+    requests: impl Iterator<Item = (&'a String, &'a OperationFigures)>,
+    disk: &'a BTreeMap<String, DiskFigures>,
+) {
     let requests = requests.map(|(name, of)| (name, "s", &of.latency));
-    let disk = backend.disk.iter().map(|(name, of)| (name, "s of the disk", &of.latency));
+    let disk = disk.iter().map(|(name, of)| (name, "s of the disk", &of.latency));
     let shown: Vec<String> = requests
         .chain(disk)
         .filter(|(name, ..)| matches!(name.as_str(), "read" | "write"))
@@ -519,6 +539,29 @@ mod tests {
         assert!(page.contains("bypassed") && page.contains("not admitted 4 KiB"), "{page}");
         assert!(page.contains("not legal, so cached: 512"), "{page}");
         assert!(!page.contains("sequential 0"), "{page}");
+    }
+
+    #[test]
+    fn a_block_device_on_another_host_is_shown_with_what_waits_for_that_host() {
+        let mut status = status(serde_json::json!({}));
+        let remote = serde_json::json!([{
+            "blkdev_id": 3, "host_id": 0, "backend_id": 7, "dev_name": "/dev/cbd3", "alive": true, "export": "auto",
+            "error": "requests wait", "operations": { "write": {
+                "requests": 3, "bytes": 4096, "failed": 2, "outcomes": {},
+                "latency": { "count": 1, "sum_ns": 9000, "buckets": [{ "upper_ns": 9216, "count": 1 }] },
+            } },
+            "backend_host_id": 1, "backend_host": "b", "in_flight": 2, "waiting_ms": 5500,
+        }]);
+        status.transports[0].remote_blkdevs = serde_json::from_value(remote).unwrap();
+        let page = page(&status);
+        for part in [
+            "\n  blkdev 3 on backend 7 of host b\n",
+            "/dev/cbd3 (auto): requests wait\n",
+            "2 in flight, none has completed for 5.5 s; 2 have failed\n",
+            "median (99 %): writes 8.7 us",
+        ] {
+            assert!(page.contains(part), "{part} is missing:\n{page}");
+        }
     }
 
     #[test]

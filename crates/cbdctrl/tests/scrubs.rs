@@ -67,7 +67,7 @@ impl Scene {
         let mut command = Command::new("fio");
         command.args(["--name=load", "--thread", "--ioengine=nbd", &format!("--uri={}", self.fixture.uri())]);
         command.args(["--rw=randrw", "--bs=4k", "--iodepth=4", "--verify=crc32c", "--verify_backlog=64"]);
-        command.args(["--time_based", "--runtime=12", "--rate=600k", "--verify_state_save=0"]);
+        command.args(["--time_based", "--runtime=20", "--rate=600k", "--verify_state_save=0"]);
         command.args([format!("--offset={}", LOAD[0]), format!("--size={}", LOAD[1] - LOAD[0])]);
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         support::child::dies_with_the_test(&mut command);

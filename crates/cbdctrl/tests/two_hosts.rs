@@ -180,6 +180,80 @@ fn neither_host_loses_a_write_when_it_or_the_other_one_is_killed() {
 }
 
 #[test]
+fn commands_show_and_change_a_block_device_on_another_host() {
+    let (mut a, b, _) = two_hosts(Fixture::new(), Fixture::new());
+    a.ok(&["set", "-b", "0", "name=db"]);
+    let unknown = b.run(&["dev-start", "-b", "da", "-e", &b.nbd()]);
+    assert!(unknown.stderr.contains("there are db; backend-list --all shows all"), "{unknown:?}");
+    b.ok(&["dev-start", "-b", "db", "-e", &b.nbd()]);
+    b.ok(&["set", "-d", "0", "name=far", "class=metadata"]);
+    let listed = b.json(&["dev-list", "--json"]);
+    assert_eq!((&listed[0]["name"], &listed[0]["class"]), (&"far".into(), &"metadata".into()));
+    let mut client = connect(&b.path("nbd.sock"));
+    client.write(0, &[7; BLOCK as usize], true).expect("written");
+
+    let status = b.ok(&["status"]);
+    assert!(status.contains("blkdev 0 on backend 0 of host a"), "{status}");
+    let remote = &b.json(&["status", "--json"])["transports"][0]["remote_blkdevs"][0];
+    assert_eq!(
+        (&remote["backend_host"], &remote["operations"]["write"]["bytes"]),
+        (&"a".into(), &BLOCK.into())
+    );
+    let top = &b.json(&["top", "--once", "--json", "-i", "0.1"])["devices"][0];
+    assert_eq!((&top["name"], &top["backend_host"]), (&"far".into(), &"a".into()));
+
+    // Whoever removes the daemon of the backend is told of it; a restart only makes it wait.
+    let folders = |fixture: &Fixture| [fixture.text("state"), fixture.text("run"), fixture.text("rules.d")];
+    let [state, run, rules] = folders(&a);
+    let folders = ["--state-dir", &state, "--run-dir", &run, "--rules-dir", &rules];
+    let removal = a.run(&[&["safe-to", "remove"][..], &folders].concat());
+    assert_eq!(removal.code, 1, "{removal:?}");
+    assert!(removal.stdout.contains("block device 0 is in use: host b has it on backend 0"), "{removal:?}");
+    let restart = a.run(&[&["safe-to", "restart"][..], &folders].concat());
+    assert_eq!((restart.code, restart.stdout.as_str()), (0, "yes\n"), "{restart:?}");
+
+    // While the other host is away its clients wait, and whoever looks is told so.
+    let count = |name: &str| b.json(&["status", "--json"])["events"]["counts"][name].as_u64().unwrap_or(0);
+    a.kill();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| client.write(0, &[8; BLOCK as usize], true));
+        until("the event is there", || count("blkdev.waiting") == 1);
+        let status = b.ok(&["status"]);
+        for part in ["requests have waited for host a for ", "1 in flight, none has completed for "] {
+            assert!(status.contains(part), "{part} is missing: {status}");
+        }
+        a.start();
+        waits.join().expect("it ends").expect("it did not fail");
+    });
+    until("the wait is over", || count("blkdev.resumed") == 1);
+    drop(client);
+    b.ok(&["dev-stop", "-d", "far"]);
+}
+
+#[test]
+fn a_block_device_whose_backend_is_gone_is_removed_without_force_once_it_is_unused() {
+    let name = "a_block_device_whose_backend_is_gone_is_removed_without_force_once_it_is_unused";
+    in_sandbox(name, Duration::from_secs(100), |folder| {
+        let (a, b, _) = two_hosts(Fixture::under(folder), Fixture::preserving(folder));
+        let device = b.ok(&["dev-start", "-b", "0", "-e", "fuse-loop"]).trim().to_owned();
+        let file = std::fs::File::options().write(true).open(&device).expect("the device");
+        file.write_all_at(&[1; BLOCK as usize], 0).and_then(|()| file.sync_all()).expect("written");
+        // Without a flush: the kernel has it when the backend goes.
+        file.write_all_at(&[2; BLOCK as usize], 0).expect("the kernel takes it");
+        a.ok(&["backend-stop", "-b", "0", "--force"]);
+        until("it is not served", || b.json(&["dev-list", "--json"])[0]["alive"] == false);
+        file.sync_all().expect_err("the backend is gone");
+        let used = b.run(&["dev-stop", "-d", "0"]);
+        assert!(used.code == 1 && used.stderr.contains("is open in process"), "{used:?}");
+        drop(file);
+        let stopped = b.run(&["dev-stop", "-d", "0"]);
+        assert_eq!(stopped.code, 0, "{stopped:?}");
+        assert!(stopped.stderr.contains("what its clients had not flushed is lost"), "{stopped:?}");
+        assert_eq!(b.json(&["dev-list", "--json"]).as_array().map(Vec::len), Some(0));
+    });
+}
+
+#[test]
 fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_is_killed() {
     let name = "a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_is_killed";
     in_sandbox(name, Duration::from_secs(150), |folder| {
@@ -219,6 +293,8 @@ fn clients_of_a_daemon_that_ends_while_the_other_host_is_away_wait_for_both() {
         command.args(["--size=24m", "--loops=10"]);
         let mut load = command.spawn().expect("fio");
         for _ in 0..2 {
+            // It has the device open: a client that opens it while the daemon closes it is no user of it yet.
+            until("fio writes", || writes_of(&b) > 0);
             std::thread::sleep(Duration::from_millis(300));
             assert!(load.try_wait().expect("it is ours").is_none(), "fio was done before");
             // Its requests are in flight, in the channel and in the kernel.
@@ -232,6 +308,12 @@ fn clients_of_a_daemon_that_ends_while_the_other_host_is_away_wait_for_both() {
         assert!(ended.success(), "fio found an error: {ended}");
         b.ok(&["dev-stop", "-d", "0"]);
     });
+}
+
+/// Writes of clients to the block device on the other host, since it was opened.
+fn writes_of(host: &Fixture) -> u64 {
+    let status = host.json(&["status", "--json"]);
+    status["transports"][0]["remote_blkdevs"][0]["operations"]["write"]["requests"].as_u64().unwrap_or(0)
 }
 
 /// Fio, which writes to a file or a device and then verifies all of it.

@@ -431,6 +431,18 @@ impl<M: Pmem> Client<M> {
         self.store_header(self.is_closed);
     }
 
+    /// Whether the session has ended: each request completes with an error.
+    #[must_use]
+    pub const fn is_ended(&self) -> bool {
+        self.is_closed
+    }
+
+    /// Uses another area of the server from now on. No server uses the former one any more; what the one in the new area has not
+    /// completed is submitted again to it.
+    pub const fn follow(&mut self, server: u64) {
+        self.areas.server = server;
+    }
+
     /// Ends the session. What is in flight may still be executed, and completes with an error, as each later request does.
     pub fn end(&mut self, done: &mut Vec<Completion>) {
         self.store_header(true);

@@ -22,10 +22,6 @@ pub fn kind_of(status: u32) -> ErrorKind {
     place.and_then(|place| ErrorKind::ALL.get(place)).copied().unwrap_or(ErrorKind::System)
 }
 
-/// The operations, by their number in an entry less 1.
-const OPERATIONS: [Operation; 5] =
-    [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::WriteZeroes];
-
 /// The number of an operation in an entry.
 pub const fn number_of(operation: Operation) -> u16 {
     match operation {
@@ -39,7 +35,7 @@ pub const fn number_of(operation: Operation) -> u16 {
 
 /// The operation with this number.
 pub fn operation_of(number: u16) -> Option<Operation> {
-    OPERATIONS.get(usize::from(number).checked_sub(1)?).copied()
+    Operation::ALL.get(usize::from(number).checked_sub(1)?).copied()
 }
 
 /// Whether a request has data in a data place.
@@ -125,7 +121,7 @@ mod tests {
             [1, 8, 19]
         );
         assert_eq!([0, 20, STATUS_AGAIN].map(kind_of), [ErrorKind::System; 3]);
-        for operation in OPERATIONS {
+        for operation in Operation::ALL {
             assert_eq!(operation_of(number_of(operation)), Some(operation));
         }
         assert_eq!([0, 6, u16::MAX].map(operation_of), [None; 3]);

@@ -121,6 +121,8 @@ pub trait Control: Send + Sync + 'static {
     fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>>;
     /// The number of the backend of this host that the user names. A number is not looked up.
     fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32>;
+    /// The number of the backend of any host that the user names, for a block device on it. A number is not looked up.
+    fn any_backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32>;
     /// The number of the block device of this host that the user names. A number is not looked up.
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32>;
     /// Refuses a transport, or a backend of it, that is not there.

@@ -297,6 +297,7 @@ fn status_of(control: &dyn Control, which: &StatusOf) -> cbd_types::Result<Statu
     }
     if let Some(backend) = &which.backend {
         let number = control.backend_number(transport, backend)?;
+        status.transports[0].remote_blkdevs.clear();
         let backends = &mut status.transports[0].backends;
         backends.retain(|it| it.info.backend_id == number);
         if backends.is_empty() {
@@ -399,7 +400,7 @@ async fn start_blkdev(
     Input(request): Input<StartBlkdev<NumberOrName>>,
 ) -> impl IntoResponse {
     json(control, move |control| {
-        let backend = control.backend_number(transport, &request.backend)?;
+        let backend = control.any_backend_number(transport, &request.backend)?;
         control.start_blkdev(transport, &request.with_backend(backend))
     })
     .await

@@ -181,10 +181,12 @@ impl Control for Fake {
     fn backend_number(&self, _: u32, backend: &NumberOrName) -> Result<u32> {
         number(backend)
     }
+    fn any_backend_number(&self, _: u32, backend: &NumberOrName) -> Result<u32> {
+        number(backend)
+    }
     fn check_object(&self, _: u32, _: Option<u32>) -> Result<()> {
         Ok(())
     }
-
     fn blkdev_number(&self, _: u32, blkdev: &NumberOrName) -> Result<u32> {
         number(blkdev)
     }

@@ -22,9 +22,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// A clock in nanoseconds that never decreases.
 pub type Clock = fn() -> u64;
 
-/// All operations, in the order of their figures.
-const OPERATIONS: [Operation; 5] =
-    [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::WriteZeroes];
 /// Outcomes besides the reasons to go past the cache.
 const BESIDES: usize = 3;
 /// Outcomes of an operation, and failures.
@@ -162,7 +159,7 @@ impl OfOperation {
 /// The cells of one queue.
 #[derive(Debug)]
 pub(crate) struct Cells {
-    operations: Arc<[OfOperation; OPERATIONS.len()]>,
+    operations: Arc<[OfOperation; Operation::ALL.len()]>,
     waits: [Pair; WaitFor::ALL.len()],
 }
 
@@ -184,7 +181,7 @@ impl Cells {
 
     /// Adds what is counted to `figures`.
     pub(crate) fn read(&self, figures: &mut DeviceFigures) {
-        figures.operations.resize_with(OPERATIONS.len(), OperationFigures::default);
+        figures.operations.resize_with(Operation::ALL.len(), OperationFigures::default);
         for (of_operation, cells) in figures.operations.iter_mut().zip(&*self.operations) {
             of_operation.outcomes.resize(OUTCOMES, Counted::default());
             let outcomes = of_operation.outcomes.iter_mut().zip(&cells.outcomes);
@@ -253,7 +250,7 @@ pub struct DeviceFigures {
 impl DeviceFigures {
     /// The figures of each operation.
     pub fn operations(&self) -> impl Iterator<Item = (Operation, &OperationFigures)> {
-        OPERATIONS.into_iter().zip(&self.operations)
+        Operation::ALL.into_iter().zip(&self.operations)
     }
 
     /// The figures of one operation; `None` if the device has never had a queue.
@@ -283,7 +280,7 @@ struct Sampling {
 pub(crate) struct Meter<const COUNTS: bool> {
     cells: Arc<Cells>,
     /// Those of the cells: the common path has one pointer less to follow.
-    operations: Arc<[OfOperation; OPERATIONS.len()]>,
+    operations: Arc<[OfOperation; Operation::ALL.len()]>,
     clock: Option<Clock>,
     /// Behind a pointer, because a queue is moved as a value.
     sampling: Vec<Sampling>,
@@ -295,7 +292,7 @@ impl<const COUNTS: bool> Meter<COUNTS> {
     /// timed.
     pub(crate) fn new(cells: Arc<Cells>, clock: Option<Clock>, number: u32) -> Self {
         let random = number.wrapping_mul(0x9e37_79b9) | 1;
-        let sampling = vec![Sampling::default(); OPERATIONS.len()];
+        let sampling = vec![Sampling::default(); Operation::ALL.len()];
         let operations = Arc::clone(&cells.operations);
         let first = if clock.is_some() { 0 } else { u64::MAX };
         operations.iter().for_each(|operation| operation.next.store(first, Ordering::Relaxed));

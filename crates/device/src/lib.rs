@@ -35,7 +35,24 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use route::Route;
 use sample::Sample;
 
-/// The cache, if there is one, and the backing device of a blkdev.
+/// The class of the requests of a blkdev that have none. It can change while queues use it.
+#[derive(Debug, Default)]
+pub struct BlkdevClass {
+    is_metadata: AtomicBool,
+}
+
+impl BlkdevClass {
+    /// The class, from the next request on.
+    pub fn set(&self, class: Class) {
+        self.is_metadata.store(class == Class::Metadata, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Class {
+        if self.is_metadata.load(Ordering::Relaxed) { Class::Metadata } else { Class::Unmarked }
+    }
+}
+
+/// The cache, if there is one, and the backing device of blkdevs.
 pub struct Device<E: Environment> {
     route: Route<E>,
     backing: BackingGeometry,
@@ -43,8 +60,6 @@ pub struct Device<E: Environment> {
     geometry: Geometry,
     /// Size in bytes.
     size: AtomicU64,
-    /// Whether requests that have no class are of metadata.
-    is_metadata: AtomicBool,
     /// Requests that went to the backing device without a cache.
     uncached: AtomicU64,
     /// The clock of latencies; without one no request is timed.
@@ -76,7 +91,6 @@ impl<E: Environment> Device<E> {
             backing,
             geometry,
             size: AtomicU64::new(geometry.size),
-            is_metadata: AtomicBool::new(false),
             uncached: AtomicU64::new(0),
             clock: None,
             sample: Sample::none(),
@@ -147,16 +161,6 @@ impl<E: Environment> Device<E> {
     /// Requests that went to the backing device while there was no cache.
     pub fn uncached_requests(&self) -> u64 {
         self.uncached.load(Ordering::Relaxed)
-    }
-
-    /// The class of requests that have none.
-    pub fn class(&self) -> Class {
-        if self.is_metadata.load(Ordering::Relaxed) { Class::Metadata } else { Class::Unmarked }
-    }
-
-    /// Sets the class of requests that have none, from the next one on.
-    pub fn set_class(&self, class: Class) {
-        self.is_metadata.store(class == Class::Metadata, Ordering::Relaxed);
     }
 
     /// Sets the size in bytes, which never falls. The backing device and the cache reach so far already.

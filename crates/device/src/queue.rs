@@ -9,7 +9,7 @@ mod uncached;
 mod verify;
 
 use crate::{
-    Device,
+    BlkdevClass, Device,
     figures::{Cells, Meter, WaitFor},
     parked::{InFlightOp, Parked, Progress, Slab},
     readahead::{Fill, ReadAhead, TOKENS},
@@ -58,6 +58,7 @@ pub struct Queue<E: Environment, Q: BackingQueue, const COUNTS: bool = true> {
     pub(crate) finished: Vec<BackingDone>,
     /// Short writes that are held back, to be executed as a batch when no more requests arrive.
     plugged: Vec<Request>,
+    class: Arc<BlkdevClass>,
     /// The results of the present batch; empty between batches.
     results: Vec<Option<Result<Admission>>>,
     /// The failed flushes of the backing device that this queue has reported.
@@ -111,6 +112,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             misses: Vec::new(),
             finished: Vec::new(),
             plugged: Vec::with_capacity(TOGETHER),
+            class: Arc::default(),
             results: Vec::with_capacity(TOGETHER),
             verifications: Verifications::default(),
             meter,
@@ -118,6 +120,13 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         };
         queue.ask_for_route(&mut Vec::new());
         queue
+    }
+
+    /// The same for a blkdev whose requests without a class have this one.
+    #[must_use]
+    pub fn of_class(mut self, class: Arc<BlkdevClass>) -> Self {
+        self.class = class;
+        self
     }
 
     /// The queue of the backing device, so that the caller can wait on it.
@@ -211,7 +220,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             self.meter.count_at_once(Operation::Write, 0, 0);
             return Some(Ok(()));
         }
-        let (operation, class) = (Operation::Write, self.device.class());
+        let (operation, class) = (Operation::Write, self.class.get());
         let parked =
             |data| Request { id, operation, range, fua, class, buffer: AlignedBuffer::from_slice(data) };
         // Borrowed: the count of an `Arc` is an atomic operation, and would wait for the stores of this write.
@@ -342,7 +351,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// The class of a request: its own, else that of the blkdev.
     #[inline]
     fn class_of(&self, class: Class) -> Class {
-        if class == Class::Unmarked { self.device.class() } else { class }
+        if class == Class::Unmarked { self.class.get() } else { class }
     }
 
     fn check(&self, operation: Operation, range: ByteRange, length: usize) -> Result<()> {

@@ -101,6 +101,17 @@ impl Fixture {
 }
 
 #[test]
+fn segments_that_no_host_has_are_free() {
+    let summary = Fixture::new().check().transport.expect("it opens");
+    assert_eq!(
+        summary.segments - summary.free_segments,
+        2 * 9,
+        "each of two hosts has a cache of 9 segments"
+    );
+    assert!(summary.free_segments > 0);
+}
+
+#[test]
 fn what_both_hosts_left_dirty_reaches_their_disks() {
     let fixture = Fixture::new();
     let report = fixture.check();

@@ -1,11 +1,12 @@
 //! The side of a host that uses the device.
 
+use crate::figures::{Begun, Figures, OperationFigures};
 use crate::pause::{Pause, WAIT_MAX};
 use crate::{ChannelUse, shape_for};
 use cbd_channel::Client;
 use cbd_export::wake::{Event, Waker};
 use cbd_export::{BlockDevice, RequestQueue};
-use cbd_types::{Completion, Error, ErrorKind, Geometry, Pmem, Region, Request, Result};
+use cbd_types::{Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region, Request, Result};
 use parking_lot::Mutex;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ const NUDGE_AFTER: Duration = Duration::from_secs(1);
 struct Origin {
     queue: usize,
     id: u64,
+    begun: Begun,
 }
 
 /// What a queue gets from the others that poll the channel.
@@ -38,6 +40,7 @@ struct Channel<M: Pmem> {
     /// By the number of the queue; none for one that was closed.
     inboxes: Vec<Option<Inbox>>,
     found: Vec<Completion>,
+    figures: Figures,
     /// When a request completed last, or the first one began to wait.
     progress: Instant,
     /// When everything was stored again last.
@@ -55,6 +58,7 @@ impl<M: Pmem> Channel<M> {
             let place = usize::try_from(completion.id).unwrap_or(usize::MAX);
             let Some(origin) = self.origins.get_mut(place).and_then(Option::take) else { continue };
             self.free.push(place);
+            self.figures.count(origin.begun, completion.result.is_ok());
             completion.id = origin.id;
             if origin.queue == queue {
                 done.push(completion);
@@ -64,6 +68,11 @@ impl<M: Pmem> Channel<M> {
             }
         }
         self.found = found;
+    }
+
+    fn deliver_to_all(&mut self) {
+        // There is no queue of this number: each request goes to the inbox of its own.
+        self.deliver(usize::MAX, &mut Vec::new());
     }
 
     /// Ends the session if this process may store in its area no more.
@@ -77,7 +86,9 @@ impl<M: Pmem> Channel<M> {
 
     fn submit(&mut self, queue: usize, mut request: Request, done: &mut Vec<Completion>) {
         self.look_for_loss();
+        let begun = Begun::now(request.operation, request.range.len());
         let Some(client) = &mut self.client else {
+            self.figures.count(begun, false);
             let (id, buffer) = (request.id, request.buffer);
             done.push(Completion { id, result: Err(closed()), buffer });
             return self.deliver(queue, done);
@@ -86,7 +97,7 @@ impl<M: Pmem> Channel<M> {
             self.progress = Instant::now();
         }
         let place = self.free.pop().unwrap_or(self.origins.len());
-        let origin = Some(Origin { queue, id: request.id });
+        let origin = Some(Origin { queue, id: request.id, begun });
         match self.origins.get_mut(place) {
             Some(slot) => *slot = origin,
             None => self.origins.push(origin),
@@ -165,6 +176,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
             free: Vec::new(),
             inboxes: Vec::new(),
             found,
+            figures: Figures::default(),
             progress: Instant::now(),
             nudged: Instant::now(),
         };
@@ -185,6 +197,62 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         (in_flight > 0).then(|| channel.progress.elapsed())
     }
 
+    /// Whether the session has ended: each request fails.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.channel.lock().client.as_ref().is_none_or(Client::is_ended)
+    }
+
+    /// Offset of the server's area in use.
+    #[must_use]
+    pub fn server_area(&self) -> u64 {
+        self.channel.lock().place.areas.server
+    }
+
+    /// Uses another area of the server from now on: the other host has ended its former service, and has begun another one. Requests in
+    /// flight are submitted to that.
+    pub fn follow(&self, server: u64) {
+        let mut channel = self.channel.lock();
+        channel.place.areas.server = server;
+        if let Some(client) = &mut channel.client {
+            client.follow(server);
+        }
+    }
+
+    /// Begins another session where the former one has ended. Requests wait until the other host accepts that. False, and does nothing,
+    /// while a session has not ended, and once the device was closed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), without the timeout.
+    pub fn reopen(&self, region: Arc<Region<M>>, place: ChannelUse) -> Result<bool> {
+        let mut channel = self.channel.lock();
+        if !channel.client.as_ref().is_some_and(Client::is_ended) {
+            return Ok(false);
+        }
+        place.refuse_lost()?;
+        let client = Client::open(region, place.areas, shape_for(place.area_bytes)?, place.session)?;
+        (channel.client, channel.place, channel.progress) = (Some(client), place, Instant::now());
+        Ok(true)
+    }
+
+    /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones fail until the device is
+    /// [opened again](Self::reopen).
+    pub fn end(&self) {
+        let mut channel = self.channel.lock();
+        let channel = &mut *channel;
+        channel.look_for_loss();
+        if let Some(client) = &mut channel.client {
+            client.end(&mut channel.found);
+        }
+        channel.deliver_to_all();
+    }
+
+    /// The requests of this session that have ended, by operation.
+    #[must_use]
+    pub fn figures(&self) -> Vec<(Operation, OperationFigures)> {
+        self.channel.lock().figures.read()
+    }
+
     /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones are refused.
     pub fn close(&self) {
         let mut channel = self.channel.lock();
@@ -192,8 +260,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         if let Some(mut client) = channel.client.take() {
             client.end(&mut channel.found);
         }
-        // There is no queue of this number: each request goes to the inbox of its own.
-        channel.deliver(usize::MAX, &mut Vec::new());
+        channel.deliver_to_all();
     }
 }
 

@@ -16,10 +16,12 @@
 #![forbid(unsafe_code)]
 
 mod device;
+mod figures;
 mod pause;
 mod service;
 
 pub use device::RemoteDevice;
+pub use figures::OperationFigures;
 pub use pause::{QUIET, QUIET_WAIT_MAX, WAIT_MAX};
 pub use service::{Service, ServiceOptions};
 

@@ -17,6 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 struct Rig {
     region: Arc<Region<Mapping>>,
     device: Arc<dyn BlockDevice>,
+    server: AtomicU64,
     session: AtomicU64,
     is_lost: Arc<AtomicBool>,
 }
@@ -25,8 +26,9 @@ impl Rig {
     fn new() -> Self {
         let memory = Arc::new(Mapping::anonymous(SIZE).expect("memory"));
         Self {
-            region: Arc::new(Region::new(Mapping::anonymous(2 * AREA).expect("memory"))),
+            region: Arc::new(Region::new(Mapping::anonymous(3 * AREA).expect("memory"))),
             device: Arc::new(MemoryDevice::new(memory, 512).expect("a device")),
+            server: AtomicU64::new(AREA),
             session: AtomicU64::new(1),
             is_lost: Arc::default(),
         }
@@ -34,7 +36,7 @@ impl Rig {
 
     fn place(&self) -> ChannelUse {
         ChannelUse {
-            areas: Areas { client: 0, server: AREA },
+            areas: Areas { client: 0, server: self.server.load(Ordering::Relaxed) },
             area_bytes: AREA,
             session: self.session.fetch_add(1, Ordering::Relaxed),
             is_lost: Arc::clone(&self.is_lost),
@@ -42,7 +44,7 @@ impl Rig {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; 2 * AREA as usize];
+        let mut bytes = vec![0; 3 * AREA as usize];
         self.region.load(0, &mut bytes).expect("memory");
         bytes
     }
@@ -177,6 +179,15 @@ fn requests_wait_while_there_is_no_service_and_fail_when_the_session_is_closed()
     assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
     let failed = write(&mut *other, 0, 8, 4096).pop().expect("it fails at once");
     assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
+
+    // All of them are counted, the write with the time that it waited.
+    let figures = device.figures();
+    let of = |operation| &figures.iter().find(|(of, _)| *of == operation).expect("each is there").1;
+    let counts = |operation| (of(operation).succeeded, of(operation).bytes, of(operation).failed);
+    assert_eq!((counts(Operation::Write), counts(Operation::Read)), ((1, 4096, 2), (1, 4096, 0)));
+    assert_eq!(counts(Operation::Flush), (0, 0, 0));
+    let latency = &of(Operation::Write).latency;
+    assert!(latency.sum_ns > 1_200_000_000 && latency.buckets.iter().sum::<u64>() == 1, "{latency:?}");
 }
 
 #[test]
@@ -203,6 +214,58 @@ fn a_device_that_is_closed_ends_the_requests_of_all_queues_and_another_session_f
     write(&mut *queue, 4096, 9, 4096);
     wait_for(&mut *queue, 1);
     assert_eq!(read(&mut *queue, 0, 8192)[4096..], [9; 4096]);
+}
+
+#[test]
+fn requests_go_on_with_a_service_that_has_another_area() {
+    let rig = Rig::new();
+    let service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    service.stop(false, LIMIT).expect("it ends");
+    write(&mut *queue, 0, 7, 4096);
+    rig.server.store(2 * AREA, Ordering::Relaxed);
+    let _service = rig.serve();
+    assert_eq!(device.server_area(), AREA);
+    device.follow(2 * AREA);
+    assert_eq!((device.server_area(), device.is_ended()), (2 * AREA, false));
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+    assert_eq!(read(&mut *queue, 0, 4096)[..], [7; 4096]);
+}
+
+#[test]
+fn a_device_whose_session_was_ended_serves_again_once_it_was_reopened() {
+    let rig = Rig::new();
+    let service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    let reopen = || device.reopen(Arc::clone(&rig.region), rig.place());
+    assert!(!reopen().expect("it does nothing"));
+    write(&mut *queue, 0, 1, 4096);
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect("the session goes on");
+    service.stop(true, LIMIT).expect("it ends");
+    assert_eq!(write(&mut *queue, 0, 2, 4096).len(), 0);
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect_err("the session has ended");
+    assert!(device.is_ended());
+
+    assert!(reopen().expect("there is memory") && !device.is_ended());
+    assert_eq!(write(&mut *queue, 0, 3, 4096).len(), 0, "it waits for a service");
+    let service = rig.serve();
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+    assert_eq!(read(&mut *queue, 0, 4096)[..], [3; 4096]);
+    // This side can end a session, too: what waits fails.
+    service.stop(false, LIMIT).expect("it ends");
+    assert_eq!(write(&mut *queue, 0, 4, 4096).len(), 0);
+    device.end();
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect_err("the session has ended");
+    assert!(device.is_ended() && write(&mut *queue, 0, 4, 4096).pop().expect("one").result.is_err());
+    let _service = rig.serve();
+    assert!(reopen().expect("there is memory"));
+    assert_eq!(read(&mut *queue, 0, 4096)[..], [3; 4096]);
+    // What was closed here remains closed.
+    device.close();
+    assert!(!reopen().expect("it does nothing"));
+    assert!(device.is_ended() && write(&mut *queue, 0, 4, 4096).pop().expect("one").result.is_err());
 }
 
 #[test]

@@ -11,8 +11,9 @@ use crate::{ProcessEnvironment, Rounds, ServedDevice, Worker};
 use cbd_backing::{Backing, BackingFile, Ended, Identity, Offload, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
-use cbd_types::{BackendId, Context, Error, Result};
+use cbd_types::{BackendId, BlkdevId, Context, Error, Result};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -72,6 +73,8 @@ pub struct RunningBackend {
     // The cache's owners are dropped before the backing device's owners: the close of the device may block.
     pub(crate) caching: Mutex<Option<Arc<Caching>>>,
     pub(crate) device: Arc<ServedDevice<ProcessEnvironment>>,
+    /// The same device for each blkdev that was ever open in this run.
+    blkdevs: Mutex<BTreeMap<BlkdevId, Arc<ServedDevice<ProcessEnvironment>>>>,
     pub(crate) backing: Arc<dyn Backing>,
     /// The backing device without its decorators.
     pub(crate) file: Arc<BackingFile>,
@@ -146,7 +149,18 @@ impl RunningBackend {
         let device = Arc::new(ServedDevice::new(device, Arc::clone(&backing)));
         let (caching, id) = (Mutex::new(caching), entry.id);
         Ok((
-            Self { caching, device, backing, file, outstanding, watch, id, region, prepare_thread },
+            Self {
+                caching,
+                device,
+                blkdevs: Mutex::default(),
+                backing,
+                file,
+                outstanding,
+                watch,
+                id,
+                region,
+                prepare_thread,
+            },
             warnings,
         ))
     }
@@ -214,6 +228,22 @@ impl RunningBackend {
     #[must_use]
     pub const fn device(&self) -> &Arc<ServedDevice<ProcessEnvironment>> {
         &self.device
+    }
+
+    /// The device for clients of a blkdev, with queues and a class of its own.
+    pub fn device_of(&self, blkdev: BlkdevId) -> Arc<ServedDevice<ProcessEnvironment>> {
+        let mut blkdevs = self.blkdevs.lock();
+        Arc::clone(blkdevs.entry(blkdev).or_insert_with(|| Arc::new(self.device.for_blkdev())))
+    }
+
+    /// Number of queues of blkdevs that are not `open`: each has requests that wait for the backing device. Waits until `end`
+    /// for them to be closed.
+    pub fn former_queues(&self, open: &dyn Fn(BlkdevId) -> bool, end: Instant) -> usize {
+        let blkdevs = self.blkdevs.lock();
+        let former = blkdevs.iter().filter(|(id, _)| !open(**id)).map(|(_, device)| Arc::clone(device));
+        let former: Vec<_> = former.collect();
+        drop(blkdevs);
+        former.iter().filter(|device| !device.wait_for_queues(end)).map(|device| device.queues()).sum()
     }
 
     /// The notifier of the background worker's progress.

@@ -9,7 +9,7 @@
 
 use crate::{Count, Counted};
 use cbd_backing::{Backing, PollableQueue};
-use cbd_device::{Device, DeviceFigures, LastSampled, Queue, Sampled};
+use cbd_device::{BlkdevClass, Device, DeviceFigures, LastSampled, Queue, Sampled};
 use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
@@ -78,7 +78,10 @@ pub struct ServedDevice<E: Environment> {
     // Declared before the backing device, whose close may block: the cache is closed first.
     device: Arc<Device<E>>,
     backing: Arc<dyn Backing>,
+    class: Arc<BlkdevClass>,
     queues: Count,
+    /// The queues of the device itself and of all its blkdevs.
+    all_queues: Count,
     failures: Arc<Failures>,
 }
 
@@ -92,12 +95,26 @@ impl<E: Environment> ServedDevice<E> {
     /// Serves `device`, with `backing` for misses and bypasses.
     #[must_use]
     pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
-        Self { device, backing, queues: Count::default(), failures: Arc::default() }
+        let (queues, all_queues) = (Count::default(), Count::default());
+        Self { device, backing, class: Arc::default(), queues, all_queues, failures: Arc::default() }
+    }
+
+    /// The same device for one blkdev, with queues and a class of its own.
+    #[must_use]
+    pub fn for_blkdev(&self) -> Self {
+        Self {
+            device: Arc::clone(&self.device),
+            backing: Arc::clone(&self.backing),
+            class: Arc::default(),
+            queues: Count::default(),
+            all_queues: self.all_queues.clone(),
+            failures: Arc::clone(&self.failures),
+        }
     }
 
     /// Sets the class of requests that have none, from the next one on.
     pub fn set_class(&self, class: Class) {
-        self.device.set_class(class);
+        self.class.set(class);
     }
 
     /// The engine's device.
@@ -140,16 +157,27 @@ impl<E: Environment> ServedDevice<E> {
         self.device.sampled_count()
     }
 
-    /// Number of queues. A queue with requests that wait for the backing device outlives an export that was stopped by force,
+    /// Number of its own queues. A queue with requests that wait for the backing device outlives an export that was stopped by force,
     /// and executes them when the device responds.
     #[must_use]
     pub fn queues(&self) -> usize {
         self.queues.get()
     }
 
-    /// Waits until all queues are closed, without a limit if `end` is `None`; false if one is still open at `end`.
-    pub fn wait_for_queues(&self, end: Option<Instant>) -> bool {
-        self.queues.wait_for_none(end)
+    /// Number of queues of all blkdevs.
+    #[must_use]
+    pub fn all_queues(&self) -> usize {
+        self.all_queues.get()
+    }
+
+    /// Waits until its own queues are closed; false if one is still open at `end`.
+    pub fn wait_for_queues(&self, end: Instant) -> bool {
+        self.queues.wait_for_none(Some(end))
+    }
+
+    /// Waits until the queues of all blkdevs are closed.
+    pub fn wait_for_all_queues(&self) {
+        self.all_queues.wait_for_none(None);
     }
 
     /// A queue for the calling thread.
@@ -161,8 +189,8 @@ impl<E: Environment> ServedDevice<E> {
         let waker = Arc::new(TaskWaker(event.waker())).into();
         let backing = self.backing.open_queue(DEPTH)?;
         let backing_descriptor = backing.wait_descriptor();
-        let queue = Queue::new(Arc::clone(&self.device), backing, waker);
-        let (failures, _counted) = (Arc::clone(&self.failures), self.queues.add());
+        let queue = Queue::new(Arc::clone(&self.device), backing, waker).of_class(Arc::clone(&self.class));
+        let (failures, _counted) = (Arc::clone(&self.failures), [self.queues.add(), self.all_queues.add()]);
         Ok(DeviceQueue { queue, event, backing_descriptor, failures, _counted })
     }
 }
@@ -200,7 +228,7 @@ pub struct DeviceQueue<E: Environment> {
     backing_descriptor: RawFd,
     failures: Arc<Failures>,
     /// Declared after the queue, so that it is dropped last.
-    _counted: Counted,
+    _counted: [Counted; 2],
 }
 
 impl<E: Environment> std::fmt::Debug for DeviceQueue<E> {
@@ -287,6 +315,7 @@ impl<E: Environment> RequestQueue for DeviceQueue<E> {
 mod tests {
     use super::*;
     use crate::ProcessEnvironment;
+    use cbd_backing::{BackingFile, Options};
     use cbd_types::BackingGeometry;
 
     #[test]
@@ -304,5 +333,22 @@ mod tests {
             let device: Device<ProcessEnvironment> = Device::uncached(disk);
             assert_eq!(device.geometry().discard, discard_zeroes);
         }
+    }
+
+    #[test]
+    fn the_queues_of_each_blkdev_are_counted_apart_and_together() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let backing = Arc::new(BackingFile::open(file.path(), Options::default()).unwrap());
+        let device: Device<ProcessEnvironment> = Device::uncached(backing.geometry());
+        let device = ServedDevice::new(Arc::new(device), backing);
+        let (first, second) = (device.for_blkdev(), device.for_blkdev());
+        let counts = || [device.queues(), first.queues(), second.queues(), second.all_queues()];
+        let queue = first.open_queue().unwrap();
+        let _other = second.open_queue().unwrap();
+        assert_eq!(counts(), [0, 1, 1, 2]);
+        drop(queue);
+        assert_eq!(counts(), [0, 0, 1, 1]);
+        assert!(first.wait_for_queues(Instant::now()) && !second.wait_for_queues(Instant::now()));
     }
 }

@@ -16,7 +16,7 @@ use crate::disk::SimDisk;
 use crate::disk_queue::SimQueue;
 use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
-use cbd_device::{Device, Queue};
+use cbd_device::{BlkdevClass, Device, Queue};
 use cbd_engine::{BackgroundWorker, Cache, Settings, Step, Transport};
 use cbd_types::{BackendId, Class, Completion, Region, Request, Result, Verified, Verify};
 pub use change::Advanced;
@@ -71,6 +71,11 @@ impl Client {
         let disk_queue = queue.number();
         let queue = Queue::new(Arc::clone(device), queue, Waker::from(Arc::clone(&wake_flag)));
         Self { queue, wake_flag, disk_queue }
+    }
+
+    fn of_class(mut self, class: &Arc<BlkdevClass>) -> Self {
+        self.queue = self.queue.of_class(Arc::clone(class));
+        self
     }
 
     fn has_work(&self, disk: &SimDisk) -> bool {
@@ -221,6 +226,7 @@ pub struct Process {
     /// The change of the cache that is going on.
     change: Option<Change>,
     device: Arc<Device<SimEnvironment>>,
+    class: Arc<BlkdevClass>,
     depth: usize,
     clients: Vec<Client>,
     disk: SimDisk,
@@ -245,15 +251,27 @@ impl Process {
             Some(cache) => Device::cached(Arc::clone(cache), disk.geometry()),
             None => Device::uncached(disk.geometry()),
         });
-        let clients = (0..clients).map(|_| Client::new(&device, disk, depth)).collect();
+        let class = Arc::default();
+        let clients = (0..clients).map(|_| Client::new(&device, disk, depth).of_class(&class)).collect();
         let caching = cache.map(|cache| Caching::new(cache, disk, depth));
         let disk = disk.clone();
-        Ok(Self { environment, transport, backend, caching, change: None, device, depth, clients, disk })
+        Ok(Self {
+            environment,
+            transport,
+            backend,
+            caching,
+            change: None,
+            device,
+            class,
+            depth,
+            clients,
+            disk,
+        })
     }
 
     /// Sets the class of requests that have none.
     pub fn set_class(&self, class: Class) {
-        self.device.set_class(class);
+        self.class.set(class);
     }
 
     /// The engine's cache, in a process that has one.
@@ -336,7 +354,7 @@ impl Process {
     /// Client `client` disconnects with its open requests; a new client replaces it.
     pub fn replace_client(&mut self, client: usize) {
         act_as(1 + client as u32);
-        self.clients[client] = Client::new(&self.device, &self.disk, self.depth);
+        self.clients[client] = Client::new(&self.device, &self.disk, self.depth).of_class(&self.class);
     }
 
     fn client_has_work(&self, client: usize) -> bool {

@@ -18,6 +18,11 @@ pub enum Operation {
     WriteZeroes,
 }
 
+impl Operation {
+    /// All operations, each at the place of its number.
+    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
+}
+
 /// What a request's data is, as far as its client says so. Only the decision what stays in the cache depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Class {

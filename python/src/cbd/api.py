@@ -458,8 +458,8 @@ class OperationFigures(Object):
     #: Requests that failed.
     failed: Optional[int] = None
     #: Those that succeeded, by outcome: hit and miss of reads; cached of everything else; disk of flushes for which
-    #: the disk was flushed; past- and the reason of what went past the cache; uncached without a cache. An outcome
-    #: that has not occurred is absent.
+    #: the disk was flushed; past- and the reason of what went past the cache; uncached without a cache; remote of a
+    #: block device on a backend of another host. An outcome that has not occurred is absent.
     outcomes: Dict[str, Outcome] = dataclasses.field(default_factory=dict)
     #: Of those that succeeded. Not all that end at once are timed, and one that is counts for those before it.
     latency: Optional[Histogram] = None
@@ -630,7 +630,7 @@ class BlkdevUser(Object):
 
     transport_id: Optional[int] = None
     blkdev_id: Optional[int] = None
-    #: How clients reach it: a path or an NBD URI.
+    #: How clients reach it: a path or an NBD URI; of one of another host its number and that host.
     dev_name: Optional[str] = None
     #: Its user, as a sentence.
     user: Optional[str] = None
@@ -1527,12 +1527,37 @@ class TransportStatus(TransportInfo):
     #: The hosts of a region that several share, as this daemon sees them; absent for a region of one host.
     hosts: List[HostInfo] = dataclasses.field(default_factory=list)
     backends: List[BackendStatus] = dataclasses.field(default_factory=list)
+    #: The block devices of this host on backends of other hosts; absent without any.
+    remote_blkdevs: List[RemoteBlkdevStatus] = dataclasses.field(default_factory=list)
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         **TransportInfo._decoders,
         "size": _codec.integer,
         "hosts": _codec.list_of(_codec.object_of(lambda: HostInfo)),
         "backends": _codec.list_of(_codec.object_of(lambda: BackendStatus)),
+        "remote_blkdevs": _codec.list_of(_codec.object_of(lambda: RemoteBlkdevStatus)),
+    }
+
+
+@dataclasses.dataclass
+class RemoteBlkdevStatus(BlkdevInfo):
+    """A block device of this host on a backend of another host. Its requests are counted since it was opened."""
+
+    #: Number of the host that has the backend.
+    backend_host_id: int = 0
+    #: Name of that host.
+    backend_host: str = ""
+    #: Requests that wait for that host, or are executed there.
+    in_flight: int = 0
+    #: Milliseconds for which none of these requests has completed; 0 without any.
+    waiting_ms: int = 0
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {
+        **BlkdevInfo._decoders,
+        "backend_host_id": _codec.integer,
+        "backend_host": _codec.text,
+        "in_flight": _codec.integer,
+        "waiting_ms": _codec.integer,
     }
 
 

@@ -50,7 +50,9 @@ fn backends(status: &Status) -> impl Iterator<Item = &BackendStatus> {
 }
 
 fn blkdevs(status: &Status) -> impl Iterator<Item = &BlkdevInfo> {
-    backends(status).flat_map(|backend| &backend.info.blkdevs)
+    let remote = status.transports.iter().flat_map(|transport| &transport.remote_blkdevs);
+    let local = backends(status).flat_map(|backend| &backend.info.blkdevs);
+    local.chain(remote.map(|remote| &remote.info))
 }
 
 /// Whether the unit is enabled.

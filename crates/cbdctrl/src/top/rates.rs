@@ -140,10 +140,11 @@ impl Row {
         self.operations.as_ref().map(|operations| operations.get(name).cloned().unwrap_or_default())
     }
 
-    /// The share of the bytes read that came from the cache, 0 to 1.
+    /// The share of the bytes read that came from the cache, 0 to 1. That of another host does not say what did.
     #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
-        self.operation("read").and_then(|reads| reads.share_of("hit"))
+        let reads = self.operation("read").filter(|_| self.backend.now.other_host.is_none())?;
+        reads.share_of("hit")
     }
 
     /// Its name and path for people.
@@ -260,6 +261,10 @@ fn troubles(backend: &Backend, waits: Option<&BTreeMap<String, Wait>>) -> Vec<Tr
         if cache.parked_bytes > 0 {
             add("parked", format!("PARKED {}", bytes(cache.parked_bytes)));
         }
+    }
+    if let Some(host) = backend.other_host.as_ref().filter(|host| host.waiting_ms >= SLOW_MS) {
+        let waiting = milliseconds(host.waiting_ms);
+        add("host_silent", format!("{} requests wait for host {} for {waiting}", host.in_flight, host.name));
     }
     let age = milliseconds(backend.oldest_operation_ms);
     if backend.silent.is_some() {

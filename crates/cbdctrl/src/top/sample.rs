@@ -114,6 +114,19 @@ pub struct Backend {
     pub cache: Option<Cache>,
     /// Its block devices.
     pub devices: Vec<Device>,
+    /// The host that has it, if that is another one: then its disk and its cache are not known here.
+    pub other_host: Option<OtherHost>,
+}
+
+/// The host that has the backend of a block device of this one.
+#[derive(Clone, Debug, Default)]
+pub struct OtherHost {
+    /// Its name.
+    pub name: String,
+    /// Requests that it executes, or that wait for it.
+    pub in_flight: u64,
+    /// Time in ms for which none of them has completed.
+    pub waiting_ms: u64,
 }
 
 /// A cache.
@@ -197,6 +210,7 @@ impl Sample {
                 sample.warnings.extend(warnings);
                 sample.backends.push(read);
             }
+            sample.backends.extend(list(transport, "remote_blkdevs").map(|each| remote(each, id)));
         }
         sample.counts = counts(&sample);
         sample.notes = notes(status, &sample);
@@ -279,6 +293,28 @@ fn backend(value: &Value, transport: u64) -> Backend {
         dirty_bytes: dirty,
         cache: cache.is_object().then(|| self::cache(cache)),
         devices: list(value, "blkdevs").map(device).collect(),
+        other_host: None,
+    }
+}
+
+/// A block device on a backend of another host, as a backend of which only that is known.
+fn remote(value: &Value, transport: u64) -> Backend {
+    let (name, device) = (text(value, "backend_host"), device(value));
+    let id = number(value, "backend_id");
+    Backend {
+        transport,
+        id,
+        path: format!("backend {id} of host {name}"),
+        state: format!("on host {name}"),
+        alive: device.alive,
+        error: optional_text(value, "error"),
+        other_host: Some(OtherHost {
+            name,
+            in_flight: number(value, "in_flight"),
+            waiting_ms: number(value, "waiting_ms"),
+        }),
+        devices: vec![device],
+        ..Backend::default()
     }
 }
 

@@ -114,7 +114,8 @@ pub struct OperationFigures {
     /// Requests that failed.
     pub failed: u64,
     /// Those that succeeded, by outcome: of reads `hit`, `miss` and `past-` with the reason; of changes `cached` and `past-`
-    /// with the reason; of flushes `cached` and `disk`, if the disk was flushed; `uncached` without a cache.
+    /// with the reason; of flushes `cached` and `disk`, if the disk was flushed; `uncached` without a cache; `remote` of a block device
+    /// on a backend of another host.
     pub outcomes: BTreeMap<String, Outcome>,
     /// The latency of those that succeeded. Not all that end at once are timed, and one that is counts for those before it: the
     /// count may be smaller by up to 1023 for each queue.

@@ -41,8 +41,8 @@ pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, 
 pub use settings::{Settings, SettingsChange, SettingsChanged};
 pub use since::{Counted, have_fallen, since};
 pub use status::{
-    BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
-    TransportStatus,
+    BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, RemoteBlkdevStatus,
+    SharedInfo, Status, TransportStatus,
 };
 pub use users::BlkdevUser;
 pub use verify::{CopyInfo, FindingInfo, MetadataInfo, Offload, VerifiedInfo, VerifyLevel, VerifyRange};

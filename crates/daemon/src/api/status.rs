@@ -1,6 +1,8 @@
 //! The response to `status` on the control socket.
 
-use super::{BackendInfo, DiskFigures, EventsInfo, HostInfo, ScrubInfo, Settings, TransportInfo, Wait};
+use super::{
+    BackendInfo, BlkdevInfo, DiskFigures, EventsInfo, HostInfo, ScrubInfo, Settings, TransportInfo, Wait,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -73,6 +75,25 @@ pub struct TransportStatus {
     pub hosts: Vec<HostInfo>,
     /// Its backends.
     pub backends: Vec<BackendStatus>,
+    /// The block devices of this host on backends of other hosts.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub remote_blkdevs: Vec<RemoteBlkdevStatus>,
+}
+
+/// A block device of this host on a backend of another host, in the status.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RemoteBlkdevStatus {
+    /// As in `dev-list`, whose note has the host besides. Its requests are counted since it was opened.
+    #[serde(flatten)]
+    pub info: BlkdevInfo,
+    /// Number of the host that has the backend.
+    pub backend_host_id: u32,
+    /// Name of that host.
+    pub backend_host: String,
+    /// Requests that wait for that host, or are executed there.
+    pub in_flight: u64,
+    /// Milliseconds for which none of these requests has completed; 0 without any.
+    pub waiting_ms: u64,
 }
 
 /// A backend in the status.

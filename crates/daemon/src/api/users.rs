@@ -9,7 +9,7 @@ pub struct BlkdevUser {
     pub transport_id: u32,
     /// Its number.
     pub blkdev_id: u32,
-    /// How clients reach it: a path or an NBD URI.
+    /// How clients reach it: a path or an NBD URI; of one of another host its number and that host.
     pub dev_name: String,
     /// Its user, as a sentence.
     pub user: String,

@@ -72,6 +72,10 @@ names! {
     BlkdevStopped = "blkdev.stopped",
     /// A block device is not served.
     BlkdevFailed = "blkdev.failed",
+    /// Requests to a block device on a backend of another host wait for that host.
+    BlkdevWaiting = "blkdev.waiting",
+    /// They no longer wait.
+    BlkdevResumed = "blkdev.resumed",
     /// A cache was recovered from its region.
     CacheRecovered = "cache.recovered",
     /// A backend was given a cache.

@@ -57,8 +57,8 @@ pub(super) struct BackendSlot {
     /// The work of the worker that has taken the slot; this value is the placeholder in the tables then.
     pub work: Option<SlotWork>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
-    /// The block device of another host on it.
-    pub service: Option<ServedSlot>,
+    /// The block devices of other hosts on it that are served.
+    pub services: BTreeMap<BlkdevId, ServedSlot>,
     /// Why that is not served.
     pub service_error: Option<String>,
     /// How the footprint of its disk is left when it ends; none before it was up.
@@ -104,7 +104,7 @@ impl BackendSlot {
             ending: Count::default(),
             work: None,
             blkdevs: BTreeMap::new(),
-            service: None,
+            services: BTreeMap::new(),
             service_error: None,
             trace: None,
             unended: Vec::new(),
@@ -181,7 +181,7 @@ impl BackendSlot {
 
     /// Closes its exports and ends its background worker.
     pub fn stop(mut self, transport: u32, id: BackendId) {
-        if let Err(error) = self.end_service(false) {
+        if let Err(error) = self.end_services(false) {
             tracing::warn!(backend = id.0, "{error}");
         }
         for (_, mut blkdev) in std::mem::take(&mut self.blkdevs) {
@@ -200,7 +200,7 @@ impl BackendSlot {
     /// cache and its file. `stage` records what this waits for.
     pub fn end(mut self, transport: u32, id: BackendId, stage: &Stage) {
         stage.set("the block device of another host does not end");
-        if let Err(error) = self.end_service(false) {
+        if let Err(error) = self.end_services(false) {
             tracing::warn!(backend = id.0, "{error}");
         }
         stage.set("its block device does not close");

@@ -65,7 +65,7 @@ impl DiskTrace {
     /// Records the footprint of the disk of a backend that was stopped and still holds its disk. A backend of which a
     /// thread has not ended leaves none.
     pub fn leave(&self, run: &RunningBackend) {
-        if run.cache().is_none() || run.device().queues() > 0 || run.oldest_operation().is_some() {
+        if run.cache().is_none() || run.device().all_queues() > 0 || run.oldest_operation().is_some() {
             return;
         }
         // A file that has lost bytes is restored by its owner before the next start.

@@ -207,17 +207,24 @@ impl BackendSlot {
     /// # Errors
     /// [`ErrorKind::Busy`] if they do not end within [`CLOSE_TIMEOUT`].
     pub(super) fn refuse_while_served(&self) -> Result<()> {
-        let Some(run) = &self.run else { return Ok(()) };
-        if !run.device().wait_for_queues(Some(Instant::now() + CLOSE_TIMEOUT)) {
-            let text = format!(
-                "{} threads of an export that was closed by force still have requests that wait for {}: they end when it answers, with \
-                 backend-stop, or with the daemon",
-                run.device().queues(),
-                self.path
-            );
-            return Err(Error::new(ErrorKind::Busy, text));
+        let queues = self.former_queues(Instant::now() + CLOSE_TIMEOUT);
+        if queues == 0 {
+            return Ok(());
         }
-        Ok(())
+        let text = format!(
+            "{queues} threads of an export that was closed by force still have requests that wait for {}: they end when it answers, with \
+             backend-stop, or with the daemon",
+            self.path
+        );
+        Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// Queues of block devices that are closed, and of services that have ended, which are still there at `end`.
+    pub(super) fn former_queues(&self, end: Instant) -> usize {
+        let is_open = |id| {
+            self.blkdevs.get(&id).is_some_and(|slot| slot.export.is_some()) || self.services.contains_key(&id)
+        };
+        self.run.as_ref().map_or(0, |run| run.former_queues(&is_open, end))
     }
 
     /// The identity by which a block device on this backend is recognized after a restart.
@@ -237,8 +244,9 @@ impl BackendSlot {
             )
         })?;
         self.refuse_while_served()?;
-        run.device().set_class(entry.class);
-        let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
+        let device = run.device_of(entry.id);
+        device.set_class(entry.class);
+        let device: Arc<dyn BlockDevice> = device;
         export_device(fixed, handle, (&self.entry, &self.identity(entry.id)), entry, &device)
     }
 }
@@ -259,7 +267,7 @@ pub(super) fn export_device(
     let queues = usize::try_from(below.handlers).unwrap_or(1).clamp(1, 128);
     let place = DeviceToExport { name: &name, identity, queues };
     let may_be_kernel = !matches!(choice, ExportChoice::Nbd(_) | ExportChoice::VhostUser(_));
-    let described = described(transport, below, entry);
+    let described = described(transport, &below.uuid, entry);
     let labels = may_be_kernel.then(|| Labels::announce(&fixed.context, &name, described));
     let export = Export::start(&choice, place, device, &fixed.context)?;
     let export = match labels {
@@ -276,14 +284,14 @@ pub(super) fn export_device(
     Ok(export)
 }
 
-/// What the labels of a block device say.
-pub(super) fn described(transport: u32, backend: &BackendEntry, entry: &BlkdevEntry) -> Described {
+/// What the labels of a block device say, with the UUID of its backend.
+pub(super) fn described(transport: u32, uuid: &[u8; 16], entry: &BlkdevEntry) -> Described {
     Described {
         transport,
-        backend: backend.id.0,
+        backend: entry.backend.0,
         blkdev: entry.id.0,
         name: entry.shown_name().cloned(),
-        uuid: backend.uuid,
+        uuid: *uuid,
     }
 }
 
@@ -353,7 +361,10 @@ impl Manager {
             let _opening = self.opening.read();
             slot.allow_existing(&self.fixed, handle, request, &choice)
         };
-        let result = existing.unwrap_or_else(|| self.blkdev_create(handle, slot, &choice, name.as_ref()));
+        let result = existing.unwrap_or_else(|| {
+            taken.refuse_served(&self.fixed)?;
+            self.blkdev_create(&taken.handle, &mut taken.slot, &choice, name.as_ref())
+        });
         self.put_back(taken);
         result
     }
@@ -379,9 +390,6 @@ impl Manager {
                     blkdev.info(*other).dev_name
                 ),
             ));
-        }
-        if let Some(service) = &slot.service {
-            return Err(service.in_use());
         }
         let _opening = self.opening.read();
         // Before its row is created.

@@ -17,7 +17,7 @@ use cbd_backing::Oldest;
 use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
 use cbd_runtime::hosts::SeenHost;
-use cbd_types::{BackendId, ByteRange};
+use cbd_types::{BackendId, BlkdevId, ByteRange};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -498,6 +498,24 @@ pub(super) fn of_hosts(transport: u32, path: &str, hosts: &[SeenHost]) -> Observ
     });
     let topic = Topic::Hosts;
     Observed { transport, backend: None, topic, path: path.to_owned(), fault, is_present: true, count: None }
+}
+
+/// The sample of a block device on a backend of another host: for how long its requests have waited for that host, and its name.
+pub(super) fn of_remote_blkdev(
+    (transport, path): (u32, &str),
+    id: BlkdevId,
+    backend: BackendId,
+    waiting: Option<(Duration, String)>,
+) -> Observed {
+    let fault = waiting.map(|(age, host)| {
+        let text = format!(
+            "requests to block device {id} have waited for host {host}, which has its backend {backend}; none fails, and they go on \
+             when that host is back"
+        );
+        Fault { key: host, text, age }
+    });
+    let (topic, backend) = (Topic::RemoteBlkdev, Some(backend));
+    Observed { transport, backend, topic, path: path.to_owned(), fault, is_present: true, count: None }
 }
 
 fn named(ranges: &[ByteRange]) -> String {

@@ -167,6 +167,10 @@ impl Control for Manager {
         self.number_of_backend(transport, backend)
     }
 
+    fn any_backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
+        self.number_of_any_backend(transport, backend)
+    }
+
     fn check_object(&self, transport: u32, backend: Option<u32>) -> Result<()> {
         let tables = self.tables()?;
         let slot = tables.get(&transport).ok_or_else(|| transport::unknown(transport))?;
@@ -205,7 +209,16 @@ impl Control for Manager {
     }
 
     fn blkdev_users(&self) -> Result<Vec<BlkdevUser>> {
-        self.tables().map(|tables| users::of(&tables))
+        let tables = self.tables()?;
+        let mut users = users::of(&tables);
+        let running = tables.iter().filter_map(|(id, slot)| Some((*id, slot.running.as_ref().ok()?)));
+        let shared = running.filter(|(_, running)| running.living.is_some());
+        let shared: Vec<_> = shared.map(|(id, running)| running.handle(id)).collect();
+        drop(tables);
+        for handle in shared {
+            users.extend(users::of_other_hosts(&handle)?);
+        }
+        Ok(users)
     }
 
     fn status(&self) -> Result<Status> {

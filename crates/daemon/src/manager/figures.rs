@@ -7,6 +7,8 @@
 use crate::api::{DiskFigures, DiskOrigin, OperationFigures, Outcome, RequestSample, Wait};
 use cbd_device::{Counted, Sampled};
 use cbd_engine::{CacheStatus, PaceReason};
+use cbd_pmem::Mapping;
+use cbd_remote::RemoteDevice;
 use cbd_runtime::RunningBackend;
 use cbd_runtime::sampled::{Moment, Moments, earlier::Earlier};
 use cbd_types::{BackendId, Operation};
@@ -52,6 +54,23 @@ pub(super) fn operations(run: &RunningBackend) -> BTreeMap<String, OperationFigu
         (name(operation).to_owned(), figures)
     };
     figures.operations().map(of_operation).collect()
+}
+
+/// The requests of the clients of a block device on a backend of another host, by operation.
+pub(super) fn remote_operations(device: &RemoteDevice<Mapping>) -> BTreeMap<String, OperationFigures> {
+    let of_operation = |(operation, counted): (Operation, cbd_remote::OperationFigures)| {
+        let cbd_remote::OperationFigures { succeeded, bytes, failed, latency } = counted;
+        let outcome = (succeeded > 0).then(|| ("remote".to_owned(), Outcome { requests: succeeded, bytes }));
+        let figures = OperationFigures {
+            requests: succeeded + failed,
+            bytes,
+            failed,
+            outcomes: outcome.into_iter().collect(),
+            latency: (&latency).into(),
+        };
+        (name(operation).to_owned(), figures)
+    };
+    device.figures().into_iter().map(of_operation).collect()
 }
 
 /// The operations of the backing device, by name.

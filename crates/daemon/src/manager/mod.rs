@@ -384,6 +384,7 @@ impl Background {
                         manager.reopen_exports();
                         manager.serve_other_hosts();
                         manager.reopen_remotes();
+                        manager.watch_remotes();
                         manager.schedule_scrubs();
                         manager.watch_files(&mut watching);
                     }

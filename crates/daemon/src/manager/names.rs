@@ -7,13 +7,14 @@
 //! Elsewhere: which names are free (`cbd-engine`), the links (`exports/labels`).
 
 use super::backend::BackendSlot;
-use super::blkdev::{self, described};
+use super::blkdev::{self, BlkdevSlot, described};
 use super::slots::{TakenSlot, TransportHandle};
 use super::transport::{Running, running};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevChange, BlkdevClass, BlkdevInfo, NumberOrName};
 use crate::exports::{device_name, labels};
 use crate::settings::changed_name;
+use cbd_engine::BlkdevEntry;
 use cbd_types::{BlkdevId, Error, ErrorKind, Name, Result};
 
 /// Names that an error lists.
@@ -31,6 +32,26 @@ impl Manager {
         };
         let tables = self.tables()?;
         found("backend", "backend-list", transport, name, backends(running(&tables, transport)?))
+    }
+
+    /// The number of a backend of this host, or of another host of a shared region.
+    ///
+    /// # Errors
+    /// As [`number_of_backend`](Self::number_of_backend).
+    pub(super) fn number_of_any_backend(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
+        let name = match backend {
+            NumberOrName::Number(number) => return Ok(*number),
+            NumberOrName::Name(name) => name,
+        };
+        let (mut known, handle) = {
+            let tables = self.tables()?;
+            let running = running(&tables, transport)?;
+            (backends(running), running.living.is_some().then(|| running.handle(transport)))
+        };
+        let Some(handle) = handle else { return found("backend", "backend-list", transport, name, known) };
+        // Without the lock: this reads the region.
+        known.extend(handle.entries_of_others().into_iter().map(|entry| (entry.id.0, entry.name)));
+        found("backend", "backend-list --all", transport, name, known)
     }
 
     /// The number of a block device of this host.
@@ -56,8 +77,12 @@ impl Manager {
         let name = changed_name(change.name.as_deref())?;
         let backend = {
             let tables = self.tables()?;
-            let backends = &running(&tables, transport)?.backends;
-            let found = backends.iter().find(|(_, slot)| slot.blkdevs.contains_key(&id));
+            let running = running(&tables, transport)?;
+            if running.remotes.contains_key(&id) {
+                drop(tables);
+                return self.remote_change(transport, id, name, change.class);
+            }
+            let found = running.backends.iter().find(|(_, slot)| slot.blkdevs.contains_key(&id));
             *found.ok_or_else(|| blkdev::unknown(id))?.0
         };
         let mut taken = self.take_slot(transport, backend, "its block device is being changed")?;
@@ -92,17 +117,11 @@ impl TakenSlot {
         if !slot.blkdevs.contains_key(&id) {
             return Err(blkdev::unknown(id));
         }
-        handle.transport.set_blkdev_class(id, class.into())?;
+        handle.store_blkdev_class(id, class)?;
         slot.take_names(handle);
         if let Some(run) = &slot.run {
-            run.device().set_class(class.into());
+            run.device_of(id).set_class(class.into());
         }
-        tracing::info!(
-            transport = handle.id,
-            blkdev = id.0,
-            "the class of its requests is {} now",
-            class.name()
-        );
         Ok(())
     }
 
@@ -112,9 +131,8 @@ impl TakenSlot {
             return Err(blkdev::unknown(id));
         }
         // 1. The row. 2. The links.
-        handle.transport.name_blkdev(id, name)?;
+        handle.store_blkdev_name(id, name)?;
         slot.take_names(handle);
-        tracing::info!(transport = handle.id, blkdev = id.0, "{}", renamed(name));
         Ok(())
     }
 }
@@ -123,25 +141,50 @@ impl BackendSlot {
     /// Reads the names and classes of its block devices from the region, and moves their links.
     fn take_names(&mut self, handle: &TransportHandle) {
         for entry in handle.transport.blkdevs() {
-            let Some(slot) = self.blkdevs.get_mut(&entry.id) else { continue };
-            slot.entry = entry;
-            if let Some(labels) = slot.export.as_mut().and_then(|export| export.labels_mut()) {
-                labels.rename(slot.entry.shown_name());
-                if let Some(problem) = labels.problem() {
-                    tracing::warn!(transport = handle.id, blkdev = slot.entry.id.0, "{problem}");
-                }
+            if let Some(slot) = self.blkdevs.get_mut(&entry.id) {
+                slot.take_entry(handle.id, entry);
+            }
+        }
+    }
+}
+
+impl BlkdevSlot {
+    /// Takes its row as it is now, and moves its links.
+    pub fn take_entry(&mut self, transport: u32, entry: BlkdevEntry) {
+        self.entry = entry;
+        if let Some(labels) = self.export.as_mut().and_then(|export| export.labels_mut()) {
+            labels.rename(self.entry.shown_name());
+            if let Some(problem) = labels.problem() {
+                tracing::warn!(transport, blkdev = self.entry.id.0, "{problem}");
             }
         }
     }
 }
 
 impl TransportHandle {
+    pub(super) fn store_blkdev_name(&self, id: BlkdevId, name: Option<&Name>) -> Result<()> {
+        self.transport.name_blkdev(id, name)?;
+        tracing::info!(transport = self.id, blkdev = id.0, "{}", renamed(name));
+        Ok(())
+    }
+
+    pub(super) fn store_blkdev_class(&self, id: BlkdevId, class: BlkdevClass) -> Result<()> {
+        self.transport.set_blkdev_class(id, class.into())?;
+        let name = class.name();
+        tracing::info!(transport = self.id, blkdev = id.0, "the class of its requests is {name} now");
+        Ok(())
+    }
+}
+
+impl TransportHandle {
     /// Removes links of this host's block devices under names that they do not have any more.
     pub(super) fn remove_former_links(&self, fixed: &Fixed) {
-        for entry in self.transport.blkdevs().into_iter().filter(|entry| entry.host == self.host) {
-            let Ok(backend) = self.transport.backend(entry.backend) else { continue };
+        let own = self.transport.blkdevs().into_iter().filter(|entry| entry.host == self.host);
+        let own = own.filter_map(|entry| Some((self.transport.backend(entry.backend).ok()?.uuid, entry)));
+        let remote = self.transport.remote_blkdevs().into_iter().map(|row| (row.backend_uuid, row.entry));
+        for (uuid, entry) in own.chain(remote) {
             let device = device_name(self.id, entry.id.0);
-            labels::remove_former(&fixed.context, &device, &described(self.id, &backend, &entry));
+            labels::remove_former(&fixed.context, &device, &described(self.id, &uuid, &entry));
         }
     }
 }

@@ -69,6 +69,7 @@ impl Manager {
             if let Some(living) = &running.living {
                 observed.push(conditions::of_hosts(transport, &slot.entry.path, &living.last_seen()));
             }
+            observed.extend(running.observe_remotes(transport, &slot.entry.path));
             for (&id, backend) in &running.backends {
                 let Some(run) = &backend.run else { continue };
                 let status = run.cache().map(|cache| cache.status());

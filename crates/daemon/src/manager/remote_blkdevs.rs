@@ -4,17 +4,22 @@
 //! away, requests wait. Work that can wait for another host runs without the lock of the tables: the worker takes the device out, and a
 //! placeholder shows it.
 //!
-//! Elsewhere: the channel (`cbd-remote`), the rows (`cbd-engine`, `transport/channels.rs`), the host that serves (`services`).
+//! Elsewhere: the channel (`cbd-remote`), the rows (`cbd-engine`, `transport/channels.rs`), the host that serves (`services`), what that
+//! host does while a device is open (`watch`).
+
+mod watch;
 
 use super::blkdev::{BlkdevSlot, blkdev_identity, export_device, name_while_closed, unknown};
+use super::conditions::{self, Observed};
+use super::figures::remote_operations;
 use super::slots::TransportHandle;
 use super::tasks::{Stage, Task, poll_until};
 use super::transport::{Running, running, running_mut};
 use super::{Fixed, Manager, stopping};
-use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
+use crate::api::{BlkdevClass, BlkdevInfo, BlkdevStopped, RemoteBlkdevStatus, StartBlkdev, StopBlkdev};
 use crate::events::EventName;
 use crate::exports::{ExportChoice, device_name, labels};
-use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev};
+use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev, RemoteState};
 use cbd_export::BlockDevice;
 use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
@@ -44,6 +49,8 @@ pub(super) struct RemoteSlot {
     is_taken: bool,
     /// When it is to be opened again.
     due: Instant,
+    /// Looks one after the other at which no host had its backend.
+    gone: u32,
 }
 
 /// A device that was taken out of the tables. The worker must put it back, or remove it.
@@ -58,21 +65,54 @@ impl RemoteSlot {
         let name = name_while_closed(fixed, transport, row.entry.id);
         let mut blkdev = BlkdevSlot::closed(row.entry.clone(), name);
         blkdev.left = Some(fixed.context.left(&identity_of(&row)));
-        Self { row, blkdev, device: None, is_taken: false, due: Instant::now() }
+        Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0 }
     }
 
     /// The row of `dev-list`.
     pub fn info(&self, handle: &TransportHandle) -> BlkdevInfo {
         let host = handle.host_name(self.row.owner);
-        let mut info = self.blkdev.info(self.row.entry.id);
+        let mut info = self.info_of_host(&host);
         let of_host = format!("on backend {} of host {host}", self.row.entry.backend);
         info.note = Some(info.note.map_or_else(|| of_host.clone(), |note| format!("{of_host}; {note}")));
-        let waiting = self.device.as_ref().and_then(|device| device.waiting());
-        if let Some(waiting) = waiting.filter(|waiting| *waiting > SHOWN_WAIT) {
+        info
+    }
+
+    /// The same without a note of the host that has the backend.
+    fn info_of_host(&self, host: &str) -> BlkdevInfo {
+        let mut info = self.blkdev.info(self.row.entry.id);
+        info.alive &= !self.device.as_ref().is_some_and(|device| device.is_ended());
+        if let Some(waiting) = self.waits_too_long() {
             let text = format!("requests have waited for host {host} for {} s", waiting.as_secs());
             info.error = Some(info.error.map_or_else(|| text.clone(), |error| format!("{error}; {text}")));
         }
         info
+    }
+
+    /// For how long requests have waited for the other host, if that is shown.
+    fn waits_too_long(&self) -> Option<Duration> {
+        self.device.as_ref().and_then(|device| device.waiting()).filter(|waiting| *waiting > SHOWN_WAIT)
+    }
+
+    fn status(&self, handle: &TransportHandle) -> RemoteBlkdevStatus {
+        let device = self.device.as_ref();
+        let backend_host = handle.host_name(self.row.owner);
+        let mut info = self.info_of_host(&backend_host);
+        info.operations = device.map(|device| remote_operations(device)).unwrap_or_default();
+        let waiting = device.and_then(|device| device.waiting()).unwrap_or_default();
+        RemoteBlkdevStatus {
+            info,
+            backend_host_id: self.row.owner.0,
+            backend_host,
+            in_flight: device.map_or(0, |device| device.in_flight() as u64),
+            waiting_ms: u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// The sample of its requests, for the log.
+    fn observed(&self, handle: &TransportHandle, path: &str) -> Observed {
+        let waiting = self.waits_too_long().map(|age| (age, handle.host_name(self.row.owner)));
+        let (id, backend) = (self.row.entry.id, self.row.entry.backend);
+        conditions::of_remote_blkdev((handle.id, path), id, backend, waiting)
     }
 
     fn take(&mut self) -> Self {
@@ -82,6 +122,7 @@ impl RemoteSlot {
             device: self.device.clone(),
             is_taken: true,
             due: self.due,
+            gone: self.gone,
         };
         std::mem::replace(self, shown)
     }
@@ -139,37 +180,40 @@ impl TransportHandle {
     /// The backend of another host below a device.
     fn backend_below(&self, row: &RemoteBlkdev) -> Result<BackendEntry> {
         let is_it = |entry: &BackendEntry| entry.id == row.entry.backend && entry.uuid == row.backend_uuid;
-        self.entries_of_others().into_iter().find(is_it).ok_or_else(|| {
-            Error::new(
-                ErrorKind::NotFound,
-                format!(
-                    "backend {} of host {}, on which it was made, is gone; dev-stop -d {} removes it",
-                    row.entry.backend,
-                    self.host_name(row.owner),
-                    row.entry.id
-                ),
-            )
-        })
+        self.entries_of_others().into_iter().find(is_it).ok_or_else(|| self.gone(row))
+    }
+
+    fn gone(&self, row: &RemoteBlkdev) -> Error {
+        let (backend, host, id) = (row.entry.backend, self.host_name(row.owner), row.entry.id);
+        let text = format!(
+            "backend {backend} of host {host}, on which it was made, is gone; dev-stop -d {id} removes it"
+        );
+        Error::new(ErrorKind::NotFound, text)
     }
 }
 
 /// Begins a session in the channel to the host that has the backend.
 fn connect(fixed: &Fixed, handle: &TransportHandle, row: &RemoteBlkdev) -> Result<RemoteDevice<Mapping>> {
     let end = Instant::now() + CONNECT_LIMIT;
-    let found = RefCell::new(Ok(None));
+    let found = RefCell::new(Ok(RemoteState::NotServed));
     poll_until(end, || {
-        *found.borrow_mut() = handle.transport.server_area(row);
-        !matches!(*found.borrow(), Ok(None))
+        *found.borrow_mut() = handle.transport.server_area(row, None);
+        !matches!(*found.borrow(), Ok(RemoteState::NotServed))
     });
     let host = handle.host_name(row.owner);
-    let server = found.into_inner()?.ok_or_else(|| {
-        let text = format!(
-            "host {host} did not open backend {} for this one within {} s",
-            row.entry.backend,
-            CONNECT_LIMIT.as_secs()
-        );
-        Error::new(ErrorKind::TimedOut, format!("{text}: see whether it is alive (host-list), and its log"))
-    })?;
+    let server = match found.into_inner()? {
+        RemoteState::Served(area) => area,
+        RemoteState::Gone => return Err(handle.gone(row)),
+        RemoteState::NotServed => {
+            let text = format!(
+                "host {host} did not open backend {} for this one within {} s",
+                row.entry.backend,
+                CONNECT_LIMIT.as_secs()
+            );
+            let text = format!("{text}: see whether it is alive (host-list), and its log");
+            return Err(Error::new(ErrorKind::TimedOut, text));
+        }
+    };
     let place = handle.channel_use(fixed, row.area, server);
     let left = end.saturating_duration_since(Instant::now()).max(RETRY_INTERVAL);
     RemoteDevice::open(handle.transport.shared_region(), place, left)
@@ -190,6 +234,18 @@ impl Running {
     pub(super) fn remote_infos(&self, transport: u32) -> Vec<BlkdevInfo> {
         let handle = self.handle(transport);
         self.remotes.values().map(|slot| slot.info(&handle)).collect()
+    }
+
+    /// The part of the status.
+    pub(super) fn remote_status(&self, transport: u32) -> Vec<RemoteBlkdevStatus> {
+        let handle = self.handle(transport);
+        self.remotes.values().map(|slot| slot.status(&handle)).collect()
+    }
+
+    /// The samples of their requests, for the log.
+    pub(super) fn observe_remotes(&self, transport: u32, path: &str) -> Vec<Observed> {
+        let handle = self.handle(transport);
+        self.remotes.values().map(|slot| slot.observed(&handle, path)).collect()
     }
 
     /// A block device that keeps the transport in use.
@@ -320,6 +376,24 @@ impl Manager {
         stopped
     }
 
+    /// Changes a block device on a backend of another host. That host takes its class from the row.
+    pub(super) fn remote_change(
+        &self,
+        transport: u32,
+        id: BlkdevId,
+        name: Option<Option<Name>>,
+        class: Option<BlkdevClass>,
+    ) -> Result<BlkdevInfo> {
+        let _work = self.begin_work()?;
+        let mut taken = self.take_remote(transport, id)?;
+        let changed = taken.change(name, class);
+        // Without the note of `dev-list`, which is no warning.
+        let (handle, info) = (taken.handle.clone(), taken.slot.blkdev.info(id));
+        self.put_remote_back(taken);
+        self.refresh_tables_copy(&handle);
+        changed.map(|()| info)
+    }
+
     /// Takes a device out of the tables, and leaves a placeholder. Waits for another worker that has it.
     fn take_remote(&self, transport: u32, id: BlkdevId) -> Result<TakenRemote> {
         let end = Instant::now() + TAKE_LIMIT;
@@ -393,13 +467,33 @@ impl RemoteSlot {
 }
 
 impl TakenRemote {
+    fn change(&mut self, name: Option<Option<Name>>, class: Option<BlkdevClass>) -> Result<()> {
+        let Self { handle, id, slot } = self;
+        // 1. The row. 2. The links.
+        let stored = name
+            .map_or(Ok(()), |name| handle.store_blkdev_name(*id, name.as_ref()))
+            .and_then(|()| class.map_or(Ok(()), |class| handle.store_blkdev_class(*id, class)));
+        if let Some(row) = handle.transport.remote_blkdevs().into_iter().find(|row| row.entry.id == *id) {
+            slot.blkdev.take_entry(handle.id, row.entry.clone());
+            slot.row = row;
+        }
+        stored
+    }
+
     fn stop(&mut self, fixed: &Fixed, request: StopBlkdev) -> Result<BlkdevStopped> {
         let Self { handle, id, slot } = self;
+        let has_ended = slot.device.as_ref().is_some_and(|device| device.is_ended());
+        if has_ended && !request.force {
+            slot.blkdev.refuse_if_used()?;
+        }
         if let Some(device) = slot.device.as_ref().filter(|_| request.force) {
             // Its clients see errors, and the threads of its export end.
             device.close();
         }
-        let unended = slot.blkdev.close_for_good(request.force)?;
+        // Where each request fails, no close can wait until the kernel has written its dirty pages.
+        let unended = slot.blkdev.close_for_good(request.force || has_ended)?;
+        let lost = has_ended
+            .then(|| "its requests had failed before: what its clients had not flushed is lost".to_owned());
         if let Some(device) = slot.device.take() {
             device.close();
         }
@@ -410,6 +504,6 @@ impl TakenRemote {
         handle.transport.remove_blkdev(*id)?;
         let (event, backend) = (EventName::BlkdevStopped.name(), slot.row.entry.backend.0);
         tracing::info!(transport = handle.id, blkdev = id.0, event, backend, "stopped");
-        Ok(BlkdevStopped { warnings: unended.into_iter().chain(still_allowed).collect() })
+        Ok(BlkdevStopped { warnings: lost.into_iter().chain(unended).chain(still_allowed).collect() })
     }
 }

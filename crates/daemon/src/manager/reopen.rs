@@ -10,6 +10,7 @@ use super::{Manager, Tables};
 use cbd_types::{BackendId, BlkdevId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 impl Manager {
     /// Retries the exports that are due; retries all closed exports if sessions of a predecessor were found after the
@@ -71,7 +72,7 @@ fn closed(tables: &mut Tables, all: bool) -> Vec<(u32, BackendId, BlkdevId)> {
     for (&transport, slot) in tables {
         let Ok(running) = &mut slot.running else { continue };
         for (&id, backend) in &mut running.backends {
-            let is_free = backend.run.as_ref().is_some_and(|run| run.device().queues() == 0);
+            let is_free = backend.run.is_some() && backend.former_queues(Instant::now()) == 0;
             if !is_free || backend.stopping || backend.work.is_some() {
                 continue;
             }

@@ -2,8 +2,8 @@
 //!
 //! Which devices there are, the tables of the other hosts say; this daemon looks there each second.
 //!
-//! Invariants: a backend has one block device, of this host or of another one. A service begins only when no queue of the device is open,
-//! so no request of a former session reaches the device behind one of the present session. It ends before the backend does; with the
+//! Invariants: a backend has one block device, of this host or of another one. A service begins only when no queue of a former one is
+//! open, so no request of a former session reaches the device behind one of the present session. It ends before the backend does; with the
 //! daemon it ends without an error for the other host, whose requests wait for the next daemon.
 //!
 //! Elsewhere: the thread (`cbd-remote`), the areas (`cbd-engine`, `transport/channels.rs`), the other side (`remote_blkdevs`).
@@ -12,13 +12,14 @@ use super::backend::BackendSlot;
 use super::slots::{TakenSlot, TransportHandle};
 use super::transport::running_mut;
 use super::{Fixed, Manager};
+use crate::api::BlkdevClass;
 use crate::exports::{STOP_TIMEOUT, prepare_data_thread};
 use cbd_channel::Areas;
 use cbd_engine::{ChannelArea, Environment, RemoteBlkdev, ServedBlkdev};
 use cbd_export::BlockDevice;
 use cbd_remote::{ChannelUse, Service, ServiceOptions};
 use cbd_runtime::RunningBackend;
-use cbd_types::{BackendId, Error, ErrorKind, Geometry, HostId, Result};
+use cbd_types::{BackendId, Class, Error, ErrorKind, Geometry, HostId, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,6 +33,8 @@ pub(super) struct ServedSlot {
     host: String,
     /// What the other host was told of the device.
     geometry: Geometry,
+    /// The class of its requests that have none.
+    class: Class,
     service: Service,
 }
 
@@ -40,7 +43,25 @@ impl ServedSlot {
         is_of(&self.served, row) && self.client == row.area
     }
 
-    /// Whether it can go on as it is; otherwise a new one is to follow it.
+    /// Whether one of these rows asks for it, and it can go on as it is; otherwise a new one is to follow it.
+    fn is_wanted(&mut self, rows: &[&RemoteBlkdev], run: &RunningBackend) -> bool {
+        rows.iter().any(|row| self.is_for(row)) && self.is_current(run)
+    }
+
+    /// Takes the class that the other host has given the block device.
+    fn take_class(&mut self, rows: &[&RemoteBlkdev], run: &RunningBackend) {
+        let class = rows.iter().find(|row| self.is_for(row)).map(|row| row.entry.class);
+        if let Some(class) = class.filter(|class| *class != self.class) {
+            self.class = class;
+            run.device_of(self.served.blkdev).set_class(class);
+            tracing::info!(
+                blkdev = self.served.blkdev.0,
+                "{self}: the class of its requests is {} now",
+                BlkdevClass::from(class).name()
+            );
+        }
+    }
+
     fn is_current(&mut self, run: &RunningBackend) -> bool {
         let failure = self.service.failure();
         if let Some(error) = &failure {
@@ -164,48 +185,76 @@ impl Manager {
 }
 
 impl BackendSlot {
+    /// Whether a service is to begin or to end. One that goes on takes changes of its row.
     fn needs_service(&mut self, id: BackendId, rows: &[RemoteBlkdev], served: &[ServedBlkdev]) -> bool {
         let Some(run) = self.run.as_ref().filter(|_| self.work.is_none() && !self.stopping) else {
             return false;
         };
-        let row = rows.iter().find(|row| row.entry.backend == id);
-        match (&mut self.service, row) {
-            (Some(service), _) => !(rows.iter().any(|row| service.is_for(row)) && service.is_current(run)),
-            (None, Some(_)) => true,
-            (None, None) => served.iter().any(|served| served.backend == id),
-        }
+        let rows: Vec<&RemoteBlkdev> = rows.iter().filter(|row| row.entry.backend == id).collect();
+        let is_missing = self.services.is_empty() && !rows.is_empty();
+        let mut held = served.iter().filter(|served| served.backend == id);
+        self.services.values_mut().for_each(|service| service.take_class(&rows, run));
+        is_missing
+            || held.any(|served| !rows.iter().any(|row| is_of(served, row)))
+            || self.services.values_mut().any(|service| !service.is_wanted(&rows, run))
     }
 
-    /// Ends the service of another host's block device, if there is one.
+    /// Refuses if a block device of another host is served.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if its requests do not complete: the thread ends with them.
-    pub(super) fn end_service(&mut self, closes: bool) -> Result<()> {
-        self.service.take().map_or(Ok(()), |service| service.stop(closes))
+    /// [`ErrorKind::Busy`] with that device.
+    pub(super) fn refuse_served(&self) -> Result<()> {
+        self.services.first_key_value().map_or(Ok(()), |(_, service)| Err(service.in_use()))
+    }
+
+    /// Ends the services of other hosts' block devices.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if requests do not complete: the thread ends with them.
+    pub(super) fn end_services(&mut self, closes: bool) -> Result<()> {
+        let services = std::mem::take(&mut self.services).into_values();
+        services.map(|service| service.stop(closes)).fold(Ok(()), Result::and)
     }
 }
 
 impl TakenSlot {
+    /// Refuses if another host has a block device on the backend, also one that no pass has seen yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] with that device.
+    pub(super) fn refuse_served(&mut self, fixed: &Fixed) -> Result<()> {
+        let served = self.serve(fixed);
+        self.slot.refuse_served()?;
+        // Without an error no other host has one.
+        served.or_else(|_| self.handle.refuse_used_by_others(self.id))
+    }
+
     /// Ends what no other host asks for any more, and begins what one does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while a former service has not ended, or if this host has a block device on the backend; errors of the areas.
     fn serve(&mut self, fixed: &Fixed) -> Result<()> {
         let Self { handle, id, slot, .. } = self;
         let is_up = !slot.stopping && !handle.is_lost();
         let Some(run) = slot.run.clone().filter(|_| is_up) else { return Ok(()) };
         let rows = handle.transport.remote_blkdevs_of_others()?;
-        let mut rows: Vec<RemoteBlkdev> = rows.into_iter().filter(|row| row.entry.backend == *id).collect();
+        let rows: Vec<RemoteBlkdev> = rows.into_iter().filter(|row| row.entry.backend == *id).collect();
+        let mut wanted: Vec<&RemoteBlkdev> = rows.iter().collect();
+        // 1. What no other host asks for any more.
+        let ended = slot.services.iter_mut().filter_map(|(id, service)| {
+            let is_wanted = service.is_wanted(&wanted, &run);
+            (!is_wanted).then_some(*id)
+        });
+        for ended in ended.collect::<Vec<_>>() {
+            if let Some(service) = slot.services.remove(&ended) {
+                tracing::info!(transport = handle.id, backend = id.0, "{service} is not served any more");
+                service.stop(false)?;
+            }
+        }
         let held = handle.transport.served_blkdevs().into_iter().filter(|served| served.backend == *id);
         let held: Vec<ServedBlkdev> = held.collect();
-        // The one that has the backend keeps it.
-        rows.sort_by_key(|row| !held.iter().any(|served| is_of(served, row)));
-        let row = rows.first();
-        if let Some(service) = &mut slot.service
-            && !(row.is_some_and(|row| service.is_for(row)) && service.is_current(&run))
-        {
-            tracing::info!(transport = handle.id, backend = id.0, "{service} is not served any more");
-            slot.end_service(false)?;
-        }
         let former: Vec<&ServedBlkdev> =
-            held.iter().filter(|served| !row.is_some_and(|row| is_of(served, row))).collect();
+            held.iter().filter(|served| !rows.iter().any(|row| is_of(served, row))).collect();
         if !former.is_empty() {
             // The thread of a service that did not end in time still stores into its area.
             slot.refuse_while_served()?;
@@ -213,13 +262,16 @@ impl TakenSlot {
         for served in former {
             handle.transport.end_serving(served)?;
         }
-        let Some(row) = row.filter(|_| slot.service.is_none()) else { return Ok(()) };
+        // 2. What one asks for. Of two that were created at the same moment the one that was served keeps the backend.
+        wanted.sort_by_key(|row| !held.iter().any(|served| is_of(served, row)));
+        let Some(row) = wanted.first().filter(|_| slot.services.is_empty()) else { return Ok(()) };
         if let Some((blkdev, _)) = slot.blkdevs.first_key_value() {
             let text = format!("block device {blkdev} of this host stands on backend {id}");
             return Err(Error::new(ErrorKind::Busy, text));
         }
         slot.refuse_while_served()?;
-        slot.service = Some(handle.start_service(fixed, row, &run)?);
+        let service = handle.start_service(fixed, row, &run)?;
+        slot.services.insert(row.entry.id, service);
         Ok(())
     }
 }
@@ -227,8 +279,10 @@ impl TakenSlot {
 impl TransportHandle {
     fn start_service(&self, fixed: &Fixed, row: &RemoteBlkdev, run: &RunningBackend) -> Result<ServedSlot> {
         let area = self.transport.serve_remote(row)?;
-        run.device().set_class(row.entry.class);
-        let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
+        let class = row.entry.class;
+        let device = run.device_of(row.entry.id);
+        device.set_class(class);
+        let device: Arc<dyn BlockDevice> = device;
         let geometry = device.geometry();
         let (id, backend) = (row.entry.id, row.entry.backend);
         let options = ServiceOptions {
@@ -239,8 +293,8 @@ impl TransportHandle {
         let service = Service::start(self.transport.shared_region(), device, &options)?;
         let served =
             ServedBlkdev { backend, blkdev: id, host: row.entry.host, ownership: row.ownership, area };
-        let slot =
-            ServedSlot { served, client: row.area, host: self.host_name(row.entry.host), geometry, service };
+        let host = self.host_name(row.entry.host);
+        let slot = ServedSlot { served, client: row.area, host, geometry, class, service };
         tracing::info!(transport = self.id, backend = backend.0, blkdev = id.0, "serving {slot}");
         Ok(slot)
     }

@@ -128,7 +128,7 @@ impl BackendSlot {
             ending: self.ending.clone(),
             work: Some(work),
             unended: self.unended.clone(),
-            service: None,
+            services: BTreeMap::new(),
             service_error: self.service_error.clone(),
             trace: self.trace.clone(),
             blkdevs: self

@@ -40,13 +40,15 @@ pub(super) fn page(fixed: &Fixed, sharing: &Sharing, scrubs: &Scrubs, tables: &T
 fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing, scrubs: &Scrubs) -> TransportStatus {
     let info = slot.info();
     let Ok(running) = &slot.running else {
-        return TransportStatus { info, size: 0, hosts: Vec::new(), backends: Vec::new() };
+        let (hosts, backends, remote_blkdevs) = (Vec::new(), Vec::new(), Vec::new());
+        return TransportStatus { info, size: 0, hosts, backends, remote_blkdevs };
     };
     let seen = running.living.as_ref().map(|living| living.last_seen()).unwrap_or_default();
     let segment_size = info.bytes_per_segment;
     TransportStatus {
         size: running.tables_copy.info.layout.region_size,
         hosts: seen.into_iter().map(HostInfo::of).collect(),
+        remote_blkdevs: running.remote_status(number),
         backends: running
             .backends
             .iter()

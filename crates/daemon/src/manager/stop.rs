@@ -225,7 +225,7 @@ impl Manager {
             );
             return Err(Error::new(ErrorKind::Busy, text));
         }
-        taken.slot.end_service(true)?;
+        taken.slot.end_services(true)?;
         for blkdev in taken.slot.blkdevs.values_mut() {
             taken.slot.unended.extend(blkdev.close_for_good(true)?);
         }
@@ -241,7 +241,7 @@ impl Manager {
                 stage.set("its backing device does not complete requests");
                 run.stop();
                 // Threads of a block device that was closed by force have requests of their own.
-                run.device().wait_for_queues(None);
+                run.device().wait_for_all_queues();
                 conditions::log_after_stop(&conditions, transport, id, &path, &run);
                 stage.set("its backing device does not close");
                 drop((run, ending));
@@ -339,7 +339,7 @@ pub(super) fn wait_until_unused<T>(cache: &Weak<T>) -> bool {
 impl BackendSlot {
     /// Adds the threads that may still use the cache to the error of a stop.
     fn with_unended(&mut self, error: Error) -> Error {
-        if self.run.as_ref().is_some_and(|run| run.device().queues() == 0) {
+        if self.run.as_ref().is_some_and(|run| run.device().all_queues() == 0) {
             // Those threads have ended meanwhile.
             self.unended.clear();
         }
@@ -350,7 +350,7 @@ impl BackendSlot {
     }
 
     fn close_all(&mut self, force: bool) -> Result<()> {
-        if let Err(error) = self.end_service(true) {
+        if let Err(error) = self.end_services(true) {
             self.unended.push(error.line());
         }
         for blkdev in self.blkdevs.values_mut() {
@@ -360,9 +360,7 @@ impl BackendSlot {
     }
 
     fn refuse_if_used(&self) -> Result<()> {
-        if let Some(service) = &self.service {
-            return Err(service.in_use());
-        }
+        self.refuse_served()?;
         self.blkdevs.values().try_for_each(|blkdev| blkdev.refuse_if_used())
     }
 }

@@ -5,7 +5,10 @@
 
 use super::Tables;
 use super::blkdev::BlkdevSlot;
+use super::slots::TransportHandle;
 use crate::api::BlkdevUser;
+use cbd_engine::RemoteBlkdev;
+use cbd_types::Result;
 
 /// The devices of this daemon that are in use.
 pub(super) fn of(tables: &Tables) -> Vec<BlkdevUser> {
@@ -16,6 +19,25 @@ pub(super) fn of(tables: &Tables) -> Vec<BlkdevUser> {
         slots.chain(remotes).map(move |(id, slot)| (transport, id.0, slot))
     });
     devices.filter_map(|(transport, number, slot)| user_of(transport, number, slot)).collect()
+}
+
+/// The block devices of other hosts on backends of this one. Their clients wait while no daemon runs here.
+///
+/// # Errors
+/// Errors of reading the tables of the other hosts.
+pub(super) fn of_other_hosts(handle: &TransportHandle) -> Result<Vec<BlkdevUser>> {
+    let rows = handle.transport.remote_blkdevs_of_others()?;
+    let user = |row: RemoteBlkdev| {
+        let (id, backend, host) = (row.entry.id, row.entry.backend, handle.host_name(row.entry.host));
+        BlkdevUser {
+            transport_id: handle.id,
+            blkdev_id: id.0,
+            dev_name: format!("block device {id} of host {host}"),
+            user: format!("host {host} has it on backend {backend}; dev-stop -d {id} there removes it"),
+            outlives_daemon: true,
+        }
+    };
+    Ok(rows.into_iter().map(user).collect())
 }
 
 fn user_of(transport_id: u32, blkdev_id: u32, slot: &BlkdevSlot) -> Option<BlkdevUser> {

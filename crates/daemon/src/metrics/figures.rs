@@ -3,9 +3,10 @@
 //! Invariants: a histogram has a bounded number of buckets, the same for all: powers of two from about a microsecond
 //! to about half a minute.
 
-use super::backends_of;
 use super::text::Page;
-use crate::api::{BackendStatus, BlkdevInfo, Histogram, Status};
+use super::{backends_of, remotes_of};
+use crate::api::{BackendStatus, BlkdevInfo, Histogram, RemoteBlkdevStatus, Status};
+use std::time::Duration;
 
 /// The bounds of the buckets of histograms are 2 to the power of these, in nanoseconds: 1 us to 34 s.
 const BOUNDS: std::ops::RangeInclusive<u32> = 10..=35;
@@ -41,6 +42,7 @@ fn histogram(page: &mut Page<'_>, name: &str, labels: &Labels, histogram: &Histo
 /// The metrics of block devices and disks, which follow from the figures of their queues.
 pub(super) fn add(page: &mut Page<'_>, status: &Status) {
     of_blkdevs(page, status);
+    of_remote_blkdevs(page, status);
     of_disks(page, status);
     of_waits(page, status);
     times(page, status);
@@ -55,7 +57,12 @@ fn blkdevs(status: &Status) -> Vec<(Labels, &BlkdevInfo)> {
             (vec![transport.clone(), id.clone(), number], blkdev)
         })
     };
-    backends_of(status).flat_map(of_backend).collect()
+    let of_remote = |([transport, backend, blkdev, ..], remote): ([(&'static str, String); 5], _)| {
+        let remote: &RemoteBlkdevStatus = remote;
+        (vec![transport, backend, blkdev], &remote.info)
+    };
+    let remote = remotes_of(status).map(of_remote);
+    backends_of(status).flat_map(of_backend).chain(remote).collect()
 }
 
 fn of_blkdevs(page: &mut Page<'_>, status: &Status) {
@@ -68,7 +75,8 @@ fn of_blkdevs(page: &mut Page<'_>, status: &Status) {
     page.head(
         "cbd_blkdev_requests_total",
         "counter",
-        "Requests of clients that have succeeded, by operation and outcome: hit, miss, cached, disk, uncached, or past- and the reason.",
+        "Requests of clients that have succeeded, by operation and outcome: hit, miss, cached, disk, uncached, remote, or past- and the \
+         reason.",
     );
     for (labels, of) in operations() {
         for (name, outcome) in &of.outcomes {
@@ -96,6 +104,27 @@ fn of_blkdevs(page: &mut Page<'_>, status: &Status) {
     );
     for (labels, of) in operations() {
         histogram(page, "cbd_blkdev_request_seconds", &labels, &of.latency);
+    }
+}
+
+/// The block devices on backends of other hosts.
+fn of_remote_blkdevs(page: &mut Page<'_>, status: &Status) {
+    page.head(
+        "cbd_remote_blkdev_in_flight",
+        "gauge",
+        "Requests that another host executes, or that wait for it.",
+    );
+    for (labels, remote) in remotes_of(status) {
+        page.line("cbd_remote_blkdev_in_flight", &labels, remote.in_flight);
+    }
+    page.head(
+        "cbd_remote_blkdev_waiting_seconds",
+        "gauge",
+        "For how long none of these requests has completed; 0 without any.",
+    );
+    for (labels, remote) in remotes_of(status) {
+        let waiting = Duration::from_millis(remote.waiting_ms).as_secs_f64();
+        page.line("cbd_remote_blkdev_waiting_seconds", &labels, waiting);
     }
 }
 

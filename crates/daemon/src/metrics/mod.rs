@@ -13,7 +13,8 @@ pub mod text;
 pub(crate) use answer::answer;
 
 use crate::api::{
-    BackendStatus, CacheInfo, EventsInfo, HeldInfo, HostInfo, SharedInfo, Status, TransportStatus,
+    BackendStatus, BlkdevInfo, CacheInfo, EventsInfo, HeldInfo, HostInfo, RemoteBlkdevStatus, SharedInfo,
+    Status, TransportStatus,
 };
 use std::time::Duration;
 use text::{Format, Page, Sink};
@@ -376,16 +377,14 @@ fn for_names(page: &mut Page<'_>, status: &Status) {
         page.line("cbd_backend_info", &labels, 1);
     }
     page.head("cbd_blkdev_info", "gauge", "1, with the name of the block device; it is empty without one.");
-    for (transport, backend) in backends() {
-        for blkdev in &backend.blkdevs {
-            let labels = [
-                ("transport", transport.clone()),
-                ("backend", backend.backend_id.to_string()),
-                ("blkdev", blkdev.blkdev_id.to_string()),
-                ("name", blkdev.name.clone().unwrap_or_default()),
-            ];
-            page.line("cbd_blkdev_info", &labels, 1);
-        }
+    for (transport, blkdev) in blkdevs_of(status) {
+        let labels = [
+            ("transport", transport.to_string()),
+            ("backend", blkdev.backend_id.to_string()),
+            ("blkdev", blkdev.blkdev_id.to_string()),
+            ("name", blkdev.name.clone().unwrap_or_default()),
+        ];
+        page.line("cbd_blkdev_info", &labels, 1);
     }
 }
 
@@ -399,18 +398,15 @@ fn for_backends(page: &mut Page<'_>, status: &Status) {
     }
     for_names(page, status);
     page.head("cbd_blkdev_up", "gauge", "Whether the block device is served.");
-    for (labels, backend) in backends() {
-        for blkdev in &backend.info.blkdevs {
-            let [transport, id, _] = labels.clone();
-            let labels = [
-                transport,
-                id,
-                ("blkdev", blkdev.blkdev_id.to_string()),
-                ("device", blkdev.dev_name.clone()),
-                ("method", blkdev.method.clone().unwrap_or_else(|| blkdev.export.clone())),
-            ];
-            page.line("cbd_blkdev_up", &labels, u64::from(blkdev.alive));
-        }
+    for (transport, blkdev) in blkdevs_of(status) {
+        let labels = [
+            ("transport", transport.to_string()),
+            ("backend", blkdev.backend_id.to_string()),
+            ("blkdev", blkdev.blkdev_id.to_string()),
+            ("device", blkdev.dev_name.clone()),
+            ("method", blkdev.method.clone().unwrap_or_else(|| blkdev.export.clone())),
+        ];
+        page.line("cbd_blkdev_up", &labels, u64::from(blkdev.alive));
     }
     for_caches(page, status);
     scrubs::for_scrubs(page, status);
@@ -427,6 +423,31 @@ fn backends_of(status: &Status) -> impl Iterator<Item = ([(&'static str, String)
             ];
             (labels, backend)
         })
+    })
+}
+
+/// The block devices on backends of other hosts, each with its labels: `host` and `name` are those of the host of the backend.
+fn remotes_of(status: &Status) -> impl Iterator<Item = ([(&'static str, String); 5], &RemoteBlkdevStatus)> {
+    status.transports.iter().flat_map(|transport| {
+        transport.remote_blkdevs.iter().map(|remote| {
+            let labels = [
+                ("transport", transport.info.transport_id.to_string()),
+                ("backend", remote.info.backend_id.to_string()),
+                ("blkdev", remote.info.blkdev_id.to_string()),
+                ("host", remote.backend_host_id.to_string()),
+                ("name", remote.backend_host.clone()),
+            ];
+            (labels, remote)
+        })
+    })
+}
+
+/// All block devices of this host, each with the numbers of its transport and its backend.
+fn blkdevs_of(status: &Status) -> impl Iterator<Item = (u32, &BlkdevInfo)> {
+    status.transports.iter().flat_map(|transport| {
+        let local = transport.backends.iter().flat_map(|backend| &backend.info.blkdevs);
+        let remote = transport.remote_blkdevs.iter().map(|remote| &remote.info);
+        local.chain(remote).map(|blkdev| (transport.info.transport_id, blkdev))
     })
 }
 

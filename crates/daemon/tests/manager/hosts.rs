@@ -71,7 +71,7 @@ fn register(daemon: &Running, request: &RegisterTransport) -> Result<TransportRe
 
 /// Waits until `is_so`, at most twenty seconds.
 #[track_caller]
-pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < end, "not in time: {what}");

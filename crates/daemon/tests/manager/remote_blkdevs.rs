@@ -2,10 +2,14 @@
 
 use crate::fixture::{MIB, refused};
 use crate::hosts::{Host, Shared, wait_until};
-use cbd_daemon::api::{BlkdevInfo, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
+use cbd_daemon::api::{
+    BlkdevChange, BlkdevClass, BlkdevInfo, ClearHost, NumberOrName, RemoteBlkdevStatus, SettingsChange,
+    StartBackend, StartBlkdev, StopBackend, StopBlkdev,
+};
 use cbd_daemon::control::{Control, Flow};
 use cbd_types::{ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Starts a backend of 8 MiB without a block device; returns the path of its disk.
 fn backend(host: &Host) -> String {
@@ -157,4 +161,223 @@ fn what_cannot_be_used_is_refused_and_leaves_nothing() {
     stop(&b, 0).unwrap();
     let disk = std::fs::read(a.fixture.path("disk")).unwrap();
     assert_eq!(disk[..4096], [9; 4096], "what was written before is on the disk");
+}
+
+/// Waits until the block device of `host` shows this error.
+fn wait_for_error(host: &Host, text: &str) {
+    wait_until("its error is shown", || {
+        let shown = host.daemon.blkdevs(0, false).unwrap();
+        shown[0].error.as_ref().is_some_and(|error| error.contains(text))
+    });
+}
+
+#[test]
+fn an_idle_device_whose_backend_is_removed_gives_errors_and_does_not_wait() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    client.write(0, &[1; 4096], true).unwrap();
+    let force = StopBackend { force: true, ..StopBackend::default() };
+    a.daemon.stop_backend(0, 0, &force, &mut |_| Flow::Continue).unwrap();
+    // Its area is another cache's now.
+    let other = a.fixture.disk("other", 8 * MIB);
+    let request = StartBackend { start_dev: false, export: None, ..a.fixture.backend(&other) };
+    assert_eq!(a.daemon.start_backend(0, &request).unwrap().backend_id, 0);
+    wait_for_error(&b, "backend 0 of host a, on which it was made, is gone");
+    assert!(!b.daemon.blkdevs(0, false).unwrap()[0].alive && !remote(&b).info.alive);
+    client.read(0, &mut [0; 4096]).expect_err("its backend is gone");
+    drop(client);
+    stop(&b, 0).unwrap();
+    assert_eq!(start(&b).unwrap().blkdev_id, 0);
+}
+
+#[test]
+fn an_idle_device_whose_host_was_cleared_gives_errors_and_does_not_wait() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    b.daemon.clear_host(0, 0, &ClearHost { discard_dirty: None }).unwrap();
+    wait_for_error(&b, "is gone");
+    client.read(0, &mut [0; 4096]).expect_err("its backend is gone");
+    drop(client);
+    stop(&b, 0).unwrap();
+    drop(fixture);
+}
+
+#[test]
+fn a_device_is_served_again_after_a_stop_by_force_that_failed() {
+    let (_shared, a, b) = two_hosts();
+    b.fixture.write_block();
+    let request = StopBackend { force: true, discard_dirty: Some(1), ..StopBackend::default() };
+    let stopped = a.daemon.stop_backend(0, 0, &request, &mut |_| Flow::Continue);
+    refused(stopped, ErrorKind::InvalidArgument, "nothing was dropped");
+    wait_until("it is served again", || {
+        let mut found = [0; 4096];
+        b.fixture.client().read(0, &mut found).is_ok() && found == [9; 4096]
+    });
+    let shown = &b.daemon.blkdevs(0, false).unwrap()[0];
+    assert_eq!((shown.error.as_deref(), shown.alive), (None, true));
+}
+
+#[test]
+fn a_transport_is_not_unregistered_while_a_block_device_is_being_started() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    backend(&a);
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    std::thread::scope(|scope| {
+        // It waits for the other host for 5 s.
+        let started = scope.spawn(|| start(&b));
+        std::thread::sleep(Duration::from_secs(2));
+        refused(b.daemon.unregister_transport(0), ErrorKind::Busy, "a block device is being started on it");
+        refused(started.join().unwrap(), ErrorKind::TimedOut, "host a did not open backend 0");
+    });
+    b.daemon.unregister_transport(0).unwrap();
+    drop(fixture);
+}
+
+#[test]
+fn a_host_that_was_restarted_does_not_use_its_backend_beside_another_host() {
+    let (_shared, a, b) = two_hosts();
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    let a = Host { daemon: fixture.daemon(), fixture };
+    // Before the background thread has looked.
+    refused(start(&a), ErrorKind::Busy, "block device 0 of host b stands on backend 0");
+    b.fixture.write_block();
+    b.fixture.block_is_there();
+}
+
+fn change(host: &Host, name: Option<&str>, class: Option<BlkdevClass>) -> Result<BlkdevInfo> {
+    host.daemon.set_blkdev(0, 0, &BlkdevChange { name: name.map(str::to_owned), class })
+}
+
+fn metadata_bytes(host: &Host) -> u64 {
+    host.daemon.status().unwrap().transports[0].backends[0].cache.as_ref().unwrap().metadata_bytes
+}
+
+#[test]
+fn its_name_and_class_are_changed_while_it_is_used_and_survive_a_restart() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    client.write(0, &[1; 4096], true).unwrap();
+    assert_eq!(metadata_bytes(&a), 0);
+    let changed = change(&b, Some("db"), Some(BlkdevClass::Metadata)).unwrap();
+    assert_eq!((changed.name.as_deref(), changed.class), (Some("db"), BlkdevClass::Metadata));
+    assert_eq!(changed.note, None, "no warning");
+    assert_eq!(b.daemon.blkdev_number(0, &"db".parse::<NumberOrName>().unwrap()).unwrap(), 0);
+    // The host of the backend takes the class without a new session: the same connection goes on.
+    let mut at = 0;
+    wait_until("requests have the class", || {
+        at += 4096;
+        client.write(at, &[2; 4096], true).unwrap();
+        metadata_bytes(&a) > 0
+    });
+    change(&b, None, Some(BlkdevClass::None)).unwrap();
+    change(&b, None, Some(BlkdevClass::Metadata)).unwrap();
+    let rename = SettingsChange { name: Some("db".into()), ..SettingsChange::default() };
+    refused(a.daemon.set(0, 0, &rename), ErrorKind::AlreadyExists, "has the name db already");
+    refused(
+        b.daemon.set_blkdev(0, 1, &BlkdevChange::default()),
+        ErrorKind::NotFound,
+        "there is no block device 1",
+    );
+
+    // While the other host is away its row is changed, and that host takes the class when it is back.
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    assert_eq!(change(&b, Some("db-2"), None).unwrap().name.as_deref(), Some("db-2"));
+    let a = Host { daemon: fixture.daemon(), fixture };
+    let before = metadata_bytes(&a);
+    client.write(4 * MIB, &[3; 4096], true).unwrap();
+    wait_until("it has the class from the beginning", || metadata_bytes(&a) >= before + 4096);
+    let Host { daemon, fixture } = b;
+    drop(daemon);
+    let b = Host { daemon: fixture.daemon(), fixture };
+    let shown = &b.daemon.blkdevs(0, false).unwrap()[0];
+    assert_eq!((shown.name.as_deref(), shown.class), (Some("db-2"), BlkdevClass::Metadata));
+}
+
+#[test]
+fn a_backend_of_another_host_is_found_by_its_name_for_a_block_device_and_for_nothing_else() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    backend(&a);
+    let rename = |name: &str| SettingsChange { name: Some(name.into()), ..SettingsChange::default() };
+    a.daemon.set(0, 0, &rename("of-a")).unwrap();
+    let name = |name: &str| name.parse::<NumberOrName>().unwrap();
+    assert_eq!(b.daemon.any_backend_number(0, &name("of-a")).unwrap(), 0);
+    assert_eq!(a.daemon.any_backend_number(0, &name("of-a")).unwrap(), 0);
+    refused(
+        b.daemon.any_backend_number(0, &name("of-b")),
+        ErrorKind::NotFound,
+        "there are of-a; backend-list --all shows all",
+    );
+    refused(
+        b.daemon.backend_number(0, &name("of-a")),
+        ErrorKind::NotFound,
+        "none has a name; backend-list shows all",
+    );
+}
+
+/// The status of the only block device on a backend of another host.
+fn remote(host: &Host) -> RemoteBlkdevStatus {
+    let mut status = host.daemon.status().unwrap();
+    assert!(status.transports[0].backends.is_empty());
+    status.transports[0].remote_blkdevs.pop().unwrap()
+}
+
+#[test]
+fn the_status_and_the_metrics_have_its_requests_and_for_how_long_they_wait() {
+    let (_shared, a, b) = two_hosts();
+    let mut client = b.fixture.client();
+    client.write(0, &[1; 16384], false).unwrap();
+    client.read(0, &mut [0; 4096]).unwrap();
+    let shown = remote(&b);
+    assert_eq!((shown.info.blkdev_id, shown.info.backend_id, shown.info.alive), (0, 0, true));
+    assert_eq!((shown.backend_host_id, shown.backend_host.as_str()), (0, "a"));
+    assert_eq!((shown.in_flight, shown.waiting_ms), (0, 0));
+    let (write, read) = (&shown.info.operations["write"], &shown.info.operations["read"]);
+    assert_eq!((write.requests, write.bytes, write.failed), (1, 16384, 0));
+    assert_eq!((read.requests, read.outcomes["remote"].bytes), (1, 4096));
+    assert_eq!((write.latency.count, read.latency.count), (1, 1));
+    assert!(a.daemon.status().unwrap().transports[0].remote_blkdevs.is_empty());
+
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    let waiting = std::thread::spawn(move || {
+        client.write(4096, &[2; 4096], true).unwrap();
+    });
+    wait_until("its wait is shown", || remote(&b).waiting_ms > 3000);
+    let shown = remote(&b);
+    assert_eq!(shown.in_flight, 1);
+    assert!(shown.info.error.unwrap().contains("requests have waited for host a for "));
+    let page = cbd_daemon::metrics::render(&b.daemon.status().unwrap());
+    let labels = r#"{transport="0",backend="0",blkdev="0",host="0",name="a"}"#;
+    assert!(page.contains(&format!("cbd_remote_blkdev_in_flight{labels} 1\n")), "{page}");
+    assert!(page.contains(&format!("cbd_remote_blkdev_waiting_seconds{labels} ")), "{page}");
+    assert!(
+        page.contains(r#"cbd_blkdev_bytes_total{transport="0",backend="0",blkdev="0",operation="write",outcome="remote"} 16384"#),
+        "{page}"
+    );
+
+    let _a = Host { daemon: fixture.daemon(), fixture };
+    waiting.join().unwrap();
+    let shown = remote(&b);
+    assert_eq!((shown.in_flight, shown.waiting_ms, shown.info.error), (0, 0, None));
+    assert!(shown.info.operations["write"].latency.sum_ns > 3_000_000_000);
+}
+
+#[test]
+fn it_is_a_user_of_the_host_of_the_backend_that_waits_while_that_is_away() {
+    let (_shared, a, b) = two_hosts();
+    let users = a.daemon.blkdev_users().unwrap();
+    let [user] = &users[..] else { panic!("one user: {users:?}") };
+    assert_eq!((user.transport_id, user.blkdev_id, user.outlives_daemon), (0, 0, true));
+    assert_eq!(user.dev_name, "block device 0 of host b");
+    assert!(user.user.starts_with("host b has it on backend 0"), "{user:?}");
+    assert!(b.daemon.blkdev_users().unwrap().is_empty(), "it has no client");
+    stop(&b, 0).unwrap();
+    assert!(a.daemon.blkdev_users().unwrap().is_empty());
 }

@@ -22,6 +22,7 @@ pub(crate) fn status() -> Status {
 /// A status with `count` block devices, whose paths and names have 500 bytes of whatever a path can have.
 pub(crate) fn status_of(count: u32) -> Status {
     let mut status = status();
+    status.transports[0].remote_blkdevs.clear();
     let backend = &mut status.transports[0].backends[0];
     let blkdev = backend.info.blkdevs[0].clone();
     backend.info.blkdevs = (0..count)

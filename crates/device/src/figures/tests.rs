@@ -123,7 +123,7 @@ fn without_a_clock_requests_are_counted_and_not_timed() {
 
 #[test]
 fn each_outcome_has_a_cell_and_a_name_of_its_own() {
-    for operation in OPERATIONS {
+    for operation in Operation::ALL {
         let names: Vec<_> = Outcome::all().map(|outcome| outcome.name(operation)).collect();
         assert!(names.iter().enumerate().all(|(at, name)| !names[..at].contains(name)), "{names:?}");
     }

@@ -85,7 +85,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         }
         let begun = self.meter.begin_together(Operation::Write, requests.len() as u32);
         let begun_us = cache.begin_measured_write();
-        let class = self.device.class();
+        let class = self.class.get();
         cache.write_together(class, &writes[..requests.len()], &self.waker, |number, result| {
             results[number] = Some(result);
         });

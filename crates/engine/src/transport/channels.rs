@@ -18,7 +18,8 @@ use super::{
 use crate::{Environment, slots::TwoSlots};
 use alloc::{format, vec, vec::Vec};
 use cbd_format::{
-    BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, FieldText, Object, PAGE, SegmentEntry, SlotContent,
+    BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, FieldText, Layout, Object, PAGE, SegmentEntry,
+    SlotContent,
     tables::{NO_BACKEND, STATE_ACTIVE, USED_BY_CLIENT, USED_BY_SERVER, encode_name},
 };
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, MutationPoint, Name, Result, SegmentId};
@@ -60,6 +61,17 @@ pub struct ServedBlkdev {
     pub ownership: u64,
     /// The server's area.
     pub area: ChannelArea,
+}
+
+/// What the host that has the backend of a [`RemoteBlkdev`] has stored about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RemoteState {
+    /// It serves the blkdev, with this area.
+    Served(ChannelArea),
+    /// It has the backend, and does not serve the blkdev.
+    NotServed,
+    /// No host has the backend any more.
+    Gone,
 }
 
 impl<E: Environment> Transport<E> {
@@ -240,36 +252,47 @@ impl<E: Environment> Transport<E> {
         Ok(())
     }
 
-    /// The server's area for a blkdev of this host, in the tables of the host that has the backend now; `None` if that host does not
-    /// serve the blkdev.
+    /// The server's area for a blkdev of this host, in the tables of the host that has the backend now. Looks at `known` first.
     ///
     /// # Errors
     /// Errors of reading.
-    pub fn server_area(&self, blkdev: &RemoteBlkdev) -> Result<Option<ChannelArea>> {
-        let Some((members, _)) = self.members() else { return Ok(None) };
+    pub fn server_area(&self, blkdev: &RemoteBlkdev, known: Option<ChannelArea>) -> Result<RemoteState> {
+        let Some((owner, layout)) = self.host_of_backend(blkdev)? else { return Ok(RemoteState::Gone) };
         let backend = blkdev.entry.backend;
-        let Some(owner) = members.owner(Object::Backend(backend.0))? else { return Ok(None) };
-        let (own, Some(layout)) = (self.layout(), self.layout().for_host(owner.0)) else { return Ok(None) };
-        let Some(parts) = own.shared_parts() else { return Ok(None) };
         let below = self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, backend.0);
-        let is_it = |row: &BackendRow| row.state.get() == STATE_ACTIVE && row.uuid == blkdev.backend_uuid;
-        if !below.content().is_some_and(is_it) {
-            return Ok(None);
+        match below.content() {
+            Some(row) if row.state.get() == STATE_ACTIVE && row.uuid == blkdev.backend_uuid => {}
+            Some(_) => return Ok(RemoteState::Gone),
+            // It is being stored, or cannot be read now.
+            None => return Ok(RemoteState::NotServed),
         }
-        for segment in 0..layout.segment_count {
+        let known = known.and_then(|area| self.segment_of(area)).into_iter();
+        for SegmentId(segment) in known.chain((0..layout.segment_count).map(SegmentId)) {
             let slots = self.read_row::<SegmentEntry>(layout.segment_table, layout.segment_count, segment);
             let is_area = |entry: &SegmentEntry| {
                 entry.used_by.get() == USED_BY_SERVER
                     && entry.backend.get() == backend.0
                     && is_for(entry, blkdev)
             };
-            if slots.content().is_some_and(is_area)
-                && members.owner(Object::Group(parts.group_of(segment)))? == Some(owner)
-            {
-                return Ok(Some(self.area_of(SegmentId(segment))));
+            if slots.content().is_some_and(is_area) && self.has_group_of(owner, segment)? {
+                return Ok(RemoteState::Served(self.area_of(SegmentId(segment))));
             }
         }
-        Ok(None)
+        Ok(RemoteState::NotServed)
+    }
+
+    /// The host that has the backend of a blkdev now, and the layout with its tables; `None` if no host has it.
+    fn host_of_backend(&self, blkdev: &RemoteBlkdev) -> Result<Option<(HostId, Layout)>> {
+        let Some((members, _)) = self.members() else { return Ok(None) };
+        let owner = members.owner(Object::Backend(blkdev.entry.backend.0))?;
+        Ok(owner.and_then(|owner| Some((owner, self.layout().for_host(owner.0)?))))
+    }
+
+    fn has_group_of(&self, host: HostId, segment: u32) -> Result<bool> {
+        let (Some((members, _)), Some(parts)) = (self.members(), self.layout().shared_parts()) else {
+            return Ok(false);
+        };
+        Ok(members.owner(Object::Group(parts.group_of(segment)))? == Some(host))
     }
 
     /// Refuses a backend that is served to another host.
@@ -299,6 +322,12 @@ impl<E: Environment> Transport<E> {
 
     fn area_of(&self, segment: SegmentId) -> ChannelArea {
         ChannelArea { at: self.segment_base(segment), bytes: self.segment_size }
+    }
+
+    fn segment_of(&self, area: ChannelArea) -> Option<SegmentId> {
+        let segment =
+            u32::try_from(area.at.checked_sub(self.segment_base(SegmentId(0)))? / self.segment_size);
+        segment.ok().map(SegmentId).filter(|segment| segment.0 < self.segment_count())
     }
 
     /// A blkdev on a backend of another host from its row; `None` for a row that names no segment.

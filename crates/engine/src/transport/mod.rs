@@ -28,7 +28,7 @@ mod view;
 
 pub use backends::{BackendEntry, BackendSpec};
 pub use blkdevs::{BlkdevEntry, BlkdevSpec};
-pub use channels::{ChannelArea, RemoteBlkdev, ServedBlkdev};
+pub use channels::{ChannelArea, RemoteBlkdev, RemoteState, ServedBlkdev};
 pub use hosts::HostEntry;
 pub use moved::FormerDisk;
 pub use pins::StoredPins;

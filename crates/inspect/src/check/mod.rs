@@ -92,6 +92,11 @@ impl Checker<'_> {
             }
         };
         transports.iter().for_each(|transport| self.transport(transport));
+        // Those of the hosts are counted.
+        let of_no_host = transports.first().map_or(0, |transport| shared::segments_of_no_host(transport));
+        if let Some(summary) = &mut self.report.transport {
+            summary.free_segments += of_no_host;
+        }
     }
 
     /// Checks what the tables of the region, or of one of its hosts, describe.

@@ -4,16 +4,29 @@
 //!
 //! Elsewhere: the tables of each host (`tables`).
 
-use super::Checker;
 use super::slots::{Object, Updated, read_two_slots};
+use super::{Checker, PrivateTransport};
 use crate::finding::{Location, Severity, SlotKind, Structure};
 use cbd_format::{AreaHeader, Layout, Object as Decided, SharedLayout, Superblock, Vote};
+use cbd_runtime::ProcessEnvironment;
+use std::sync::Arc;
 
 /// What the loss of a vote costs.
 const VOTE_LOST: &str = "no host can find out who has it, so that no daemon opens the region: what its caches hold is kept but cannot be reached";
 
 /// What the loss of a header costs.
 const HEADER_LOST: &str = "its host cannot be opened, since the tables may be another host's: what its caches hold is kept but cannot be reached";
+
+/// The segments that no host has: those of the groups without one. Of a group whose votes cannot be read it is not known.
+pub(super) fn segments_of_no_host(transport: &PrivateTransport) -> u32 {
+    let environment = Arc::new(ProcessEnvironment::new());
+    let members = PrivateTransport::members_of(environment, transport.shared_region()).ok().flatten();
+    let layout = transport.info().layout;
+    let (Some(members), Some(parts)) = (members, layout.shared_parts()) else { return 0 };
+    let free = (0..parts.groups).filter(|group| matches!(members.owner(Decided::Group(*group)), Ok(None)));
+    let size_of = |group| parts.group_segments.min(layout.segment_count - group * parts.group_segments);
+    free.map(size_of).sum()
+}
 
 impl Checker<'_> {
     /// The places of the parts of the region, if several hosts share it.

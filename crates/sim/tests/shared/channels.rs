@@ -1,7 +1,7 @@
 //! Blkdevs on backends of other hosts: both hosts find the areas of the channel by the tables alone.
 
 use crate::{SIZE, Shared, format, open, segments, spec};
-use cbd_engine::{BlkdevSpec, ChannelArea, RemoteBlkdev};
+use cbd_engine::{BlkdevSpec, ChannelArea, RemoteBlkdev, RemoteState};
 use cbd_sim::hosts::Medium;
 use cbd_sim::until_crash;
 use cbd_types::{BackendId, BlkdevId, ErrorKind, HostId, Result};
@@ -43,12 +43,16 @@ fn both_sides_find_each_other_and_have_a_segment_each_that_no_cache_gets() {
         (row.entry.id, row.entry.backend, row.entry.host, row.owner),
         (id, backend, HostId(1), HostId(0))
     );
-    assert_eq!(b.server_area(&row).expect("it can be read"), None, "it is not served yet");
+    assert_eq!(
+        b.server_area(&row, None).expect("it can be read"),
+        RemoteState::NotServed,
+        "it is not served yet"
+    );
     let seen = only(a.remote_blkdevs_of_others().expect("it can be read"));
     assert_eq!((seen.entry.id, seen.area, seen.ownership), (id, row.area, row.ownership));
     let area = a.serve_remote(&seen).expect("there is room");
     assert_eq!(a.serve_remote(&seen).expect("it has one"), area);
-    assert_eq!(b.server_area(&row).expect("it can be read"), Some(area));
+    assert_eq!(b.server_area(&row, None).expect("it can be read"), RemoteState::Served(area));
     assert_ne!(area, row.area);
     assert!(a.blkdevs().is_empty() && b.blkdevs().is_empty() && a.remote_blkdevs().is_empty());
     assert!(b.remote_blkdevs_of_others().expect("it can be read").is_empty());
@@ -71,7 +75,7 @@ fn both_sides_find_each_other_and_have_a_segment_each_that_no_cache_gets() {
         a.served_blkdevs().iter().map(|served| (served.blkdev, served.area)).collect::<Vec<_>>(),
         [(id, area)]
     );
-    assert_eq!(b.server_area(&row).expect("it can be read"), Some(area));
+    assert_eq!(b.server_area(&row, None).expect("it can be read"), RemoteState::Served(area));
 }
 
 #[test]
@@ -89,7 +93,7 @@ fn what_a_channel_had_is_free_when_it_ends() {
     assert_eq!(remote(&b, backend).expect("there is room"), id);
     let next = only(b.remote_blkdevs());
     assert!(next.ownership > row.ownership);
-    assert_eq!(b.server_area(&next).expect("it can be read"), None);
+    assert_eq!(b.server_area(&next, None).expect("it can be read"), RemoteState::NotServed);
     let refused = a.serve_remote(&only(a.remote_blkdevs_of_others().expect("it can be read")));
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::Busy), "the former one is to end first");
     a.end_serving(&a.served_blkdevs()[0]).expect("it is there");
@@ -115,9 +119,35 @@ fn a_backend_has_one_blkdev_of_any_host() {
     assert_eq!(kind(remote(&b, backend)), Err(ErrorKind::Busy));
     let c = open(&medium, "c", 4);
     assert_eq!(kind(remote(&c, backend)), Err(ErrorKind::Busy));
-    a.serve_remote(&only(a.remote_blkdevs_of_others().expect("it can be read"))).expect("there is room");
+    let of_b = only(a.remote_blkdevs_of_others().expect("it can be read"));
+    a.serve_remote(&of_b).expect("there is room");
     assert_eq!(kind(local(&a, 0)), Err(ErrorKind::Busy));
     assert_eq!(a.remove_backend(backend).map_err(|error| error.kind()), Err(ErrorKind::Busy));
+    // Another host has created one at the same moment: only one of them is served.
+    let mut of_c = of_b;
+    (of_c.entry.id, of_c.entry.host) = (BlkdevId(of_c.entry.id.0 + 1), HostId(2));
+    assert_eq!(a.serve_remote(&of_c).map_err(|error| error.kind()), Err(ErrorKind::Busy));
+    assert_eq!(a.served_blkdevs().len(), 1);
+}
+
+#[test]
+fn a_backend_with_the_number_of_a_former_one_is_not_served_to_its_users() {
+    let medium = Medium::new(SIZE);
+    let (a, b, backend) = two_hosts(&medium);
+    remote(&b, backend).expect("there is room");
+    let row = only(b.remote_blkdevs());
+    let seen = only(a.remote_blkdevs_of_others().expect("it can be read"));
+    let area = a.serve_remote(&seen).expect("there is room");
+    assert_eq!(b.server_area(&row, Some(area)).expect("it can be read"), RemoteState::Served(area));
+    // The backend is removed by force, and its number is that of another one.
+    a.end_serving(&a.served_blkdevs()[0]).expect("it is there");
+    assert_eq!(b.server_area(&row, Some(area)).expect("it can be read"), RemoteState::NotServed);
+    a.remove_backend(backend).expect("it is not in use");
+    assert_eq!(b.server_area(&row, Some(area)).expect("it can be read"), RemoteState::Gone);
+    assert_eq!(a.create_backend(&spec(&a, "/other", 20)).expect("there is room"), backend);
+    assert_eq!(b.server_area(&row, Some(area)).expect("it can be read"), RemoteState::Gone);
+    assert!(a.remote_blkdevs_of_others().expect("it can be read").is_empty());
+    assert_eq!(a.serve_remote(&seen).map_err(|error| error.kind()), Err(ErrorKind::NotFound));
 }
 
 #[test]

@@ -111,6 +111,40 @@ fn another_backend_with_the_same_number_is_another() {
     assert!(row(&rates, FIRST).expect("a row").operations.is_none());
 }
 
+/// A status with a block device on a backend of another host.
+fn with_remote(steps: u64, waiting_ms: u64) -> Value {
+    let mut status = status(steps);
+    let writes = operation(50 * steps, 90_000, &[("remote", 100)]);
+    let reads = operation(10 * steps, 90_000, &[("remote", 100)]);
+    status["transports"][0]["remote_blkdevs"] = json!([{
+        "blkdev_id": 7, "host_id": 0, "backend_id": 9, "name": "far", "dev_name": "/dev/cbd7", "alive": true, "export": "auto",
+        "method": "ublk", "operations": { "read": reads, "write": writes },
+        "backend_host_id": 1, "backend_host": "b", "in_flight": 3, "waiting_ms": waiting_ms,
+    }]);
+    status
+}
+
+#[test]
+fn a_block_device_on_another_host_has_a_row_and_its_wait_needs_attention() {
+    let key = Key { transport: 0, backend: 9, device: Some(7) };
+    let rates = Rates::between(Some(&read(&with_remote(1, 0), 1)), &read(&with_remote(3, 0), 3));
+    assert_eq!((requests(&rates, key, "write"), requests(&rates, key, "read")), (Some(100), Some(20)));
+    let far = row(&rates, key).expect("a row");
+    assert_eq!((far.hit_ratio(), far.state().as_str()), (None, "on host b"));
+    assert!(far.backend.troubles.is_empty());
+
+    let rates = Rates::between(None, &read(&with_remote(3, 4500), 3));
+    let troubles = &row(&rates, key).expect("a row").backend.troubles;
+    assert_eq!(troubles.len(), 1);
+    assert_eq!((troubles[0].word, troubles[0].is_of_load()), ("host_silent", false));
+    assert!(troubles[0].text.starts_with("3 requests wait for host b for 4"), "{troubles:?}");
+    let line: Value = serde_json::from_str(&crate::top::json::line(&rates)).expect("JSON");
+    let of = |device: &&Value| device["backend_id"] == 9;
+    let device = line["devices"].as_array().and_then(|list| list.iter().find(of)).expect("it is there");
+    assert_eq!((&device["backend_host"], &device["in_flight"]), (&json!("b"), &json!(3)));
+    assert_eq!((&device["waiting_ms"], &device["read_hit_ratio"]), (&json!(4500), &Value::Null));
+}
+
 #[test]
 fn devices_come_and_go() {
     let all = sample(2);

@@ -196,7 +196,10 @@ fn facts(state: &State, row: &Row, canvas: &Canvas<'_>) -> Vec<Fact> {
         facts.push(("dirty", bytes(dirty), Kind::Plain, false));
     }
     let name = now.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
-    let text = format!("backend {}{name}: {}, {}", now.id, now.path, bytes(now.size));
+    let text = match &now.other_host {
+        Some(host) => format!("{}; {} requests in flight", now.path, host.in_flight),
+        None => format!("backend {}{name}: {}, {}", now.id, now.path, bytes(now.size)),
+    };
     facts.push(("disk", text, Kind::Plain, true));
     if let Some(error) = row.device.as_ref().and_then(|device| device.error.as_ref()) {
         facts.push(("note", error.clone(), Kind::Plain, false));

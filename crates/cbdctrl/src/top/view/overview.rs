@@ -186,7 +186,7 @@ pub fn situation(row: &Row, is_wide: bool) -> String {
             parts.push(format!("writeback {}/s: {}", bytes(cache.pace_bytes_per_s), cache.pace_reason));
         }
         (None, Some(dirty)) if !is_wide && dirty > 0 => parts.push(format!("dirty {}", bytes(dirty))),
-        (None, None) if backend.alive => parts.push("no cache".to_owned()),
+        (None, None) if backend.alive && backend.other_host.is_none() => parts.push("no cache".to_owned()),
         _ => {}
     }
     if !of_load.is_empty() {

@@ -179,3 +179,23 @@ fn hosts_that_give_no_sign_of_life_are_named_until_they_do() {
     assert_eq!(back[0].0, Some(EventName::HostAnswers));
     assert!(back[0].1.contains("it lasted 10 s"), "{back:?}");
 }
+
+#[test]
+fn requests_that_wait_for_another_host_are_named_until_they_do_not() {
+    let now = Instant::now();
+    let mut conditions = Conditions::default();
+    let mut lines = |waiting_s: Option<u64>, seconds: u64| -> Vec<(Option<EventName>, Option<u32>, String)> {
+        let waiting = waiting_s.map(|seconds| (Duration::from_secs(seconds), "b".to_owned()));
+        let observed = of_remote_blkdev((0, "/r"), BlkdevId(7), BackendId(1), waiting);
+        let lines = conditions.sample(&[observed], now + Duration::from_secs(seconds));
+        lines.into_iter().map(|line| (line.event, line.backend.map(|backend| backend.0), line.text)).collect()
+    };
+    assert!(lines(None, 0).is_empty());
+    let [(event, backend, text)] = &lines(Some(4), 10)[..] else { panic!("one line") };
+    assert_eq!((*event, *backend), (Some(EventName::BlkdevWaiting), Some(1)));
+    assert!(text.starts_with("/r: requests to block device 7 have waited for host b"), "{text}");
+    assert!(lines(Some(9), 15).is_empty());
+    let [(event, _, text)] = &lines(None, 16)[..] else { panic!("one line") };
+    assert_eq!(*event, Some(EventName::BlkdevResumed));
+    assert!(text.contains("it lasted 10 s"), "{text}");
+}

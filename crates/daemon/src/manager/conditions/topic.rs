@@ -24,6 +24,8 @@ pub(in crate::manager) enum Topic {
     Region,
     /// Hosts that share the region give no sign of life.
     Hosts,
+    /// Requests to a block device on a backend of another host wait for that host.
+    RemoteBlkdev,
     /// Recovery points are not logged outside the region.
     RecoveryPoints,
     /// `cache_mode` is not in force.
@@ -45,7 +47,13 @@ impl Topic {
         !(is_warning
             || matches!(
                 self,
-                Self::Hosts | Self::Mode | Self::Paused | Self::Void | Self::Waiting | Self::Late
+                Self::Hosts
+                    | Self::RemoteBlkdev
+                    | Self::Mode
+                    | Self::Paused
+                    | Self::Void
+                    | Self::Waiting
+                    | Self::Late
             ))
     }
 
@@ -71,6 +79,7 @@ impl Topic {
             Self::Clients => (EventName::RequestsFailing, EventName::RequestsRecovered),
             Self::Region => (EventName::RegionFailing, EventName::RegionRecovered),
             Self::Hosts => (EventName::HostSilent, EventName::HostAnswers),
+            Self::RemoteBlkdev => (EventName::BlkdevWaiting, EventName::BlkdevResumed),
             Self::RecoveryPoints => (EventName::RecoveryLogFailing, EventName::RecoveryLogRecovered),
             Self::Mode => (EventName::ModeChanging, EventName::ModeChanged),
             Self::Paused => (EventName::WritebackPaused, EventName::WritebackResumed),
@@ -91,6 +100,7 @@ impl Topic {
             Self::Clients => "requests of clients no longer fail",
             Self::Region => "the region's memory takes stores again",
             Self::Hosts => "all hosts of the region give signs of life again, have left, or were cleared",
+            Self::RemoteBlkdev => "requests to the block device wait for the other host no longer",
             Self::RecoveryPoints => "recovery points are logged again",
             Self::Mode => "the cache mode is in force",
             Self::Paused => "writeback is no longer paused",

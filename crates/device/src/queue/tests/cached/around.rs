@@ -173,7 +173,7 @@ fn metadata_does_not_go_past_the_cache_by_choice() {
 #[test]
 fn requests_without_a_class_have_that_of_the_blkdev() {
     let mut rig = rig_set(|settings| settings.sequential_write_cutoff = BLOCK);
-    rig.queue.device.set_class(Class::Metadata);
+    rig.queue.class.set(Class::Metadata);
     let data = vec![1; BLOCK as usize];
     for block in 0..6 {
         rig.submit(write(block, block * BLOCK, BLOCK, 1));
@@ -189,7 +189,7 @@ fn requests_without_a_class_have_that_of_the_blkdev() {
     rig.poll();
     rig.poll();
     assert_eq!(rig.cache.status().metadata_bytes, 20 * BLOCK);
-    rig.queue.device.set_class(Class::Unmarked);
+    rig.queue.class.set(Class::Unmarked);
     rig.submit(write(1, 4 * BLOCK, BLOCK, 1));
     rig.poll();
     assert_eq!(rig.cache.status().metadata_bytes, 19 * BLOCK, "other data in the place of metadata");

@@ -1,0 +1,139 @@
+//! What the host that has the backend does while a block device is open: it serves it again in another session, or removes the backend.
+//!
+//! Invariants: a device whose backend is gone gives errors, also if it was idle. What is shown and logged is said once.
+//!
+//! Elsewhere: devices that are not open (the parent module), sessions (`cbd-remote`).
+
+use super::RemoteSlot;
+use crate::events::EventName;
+use crate::manager::slots::TransportHandle;
+use crate::manager::transport::{running, running_mut};
+use crate::manager::{Fixed, Manager};
+use cbd_engine::{ChannelArea, RemoteBlkdev, RemoteState};
+use cbd_pmem::Mapping;
+use cbd_remote::RemoteDevice;
+use cbd_types::{BlkdevId, Error, ErrorKind, Result};
+use std::sync::Arc;
+
+/// Looks without the backend after which it counts as removed: one may fall between two stores of its host.
+const GONE_LOOKS: u32 = 3;
+
+impl Manager {
+    /// Looks whether the hosts that have the backends still serve the open devices. If a command holds the tables, the next pass does it.
+    pub(in crate::manager) fn watch_remotes(&self) {
+        for handle in self.shared_handles() {
+            let Some(tables) = self.tables_to_retry() else { return };
+            let Ok(running) = running(&tables, handle.id) else { continue };
+            let open: Vec<OpenRemote> =
+                running.remotes.values().filter_map(RemoteSlot::open_device).collect();
+            drop(tables);
+            for mut open in open {
+                // Without the lock: it may read the whole table of the other host. What cannot be read now is read in the next pass.
+                let Ok(()) = open.look(&self.fixed, &handle) else { continue };
+                let mut tables = self.tables.lock();
+                let slot = running_mut(&mut tables, handle.id)
+                    .ok()
+                    .and_then(|running| running.remotes.get_mut(&open.id()));
+                if let Some(slot) = slot.filter(|slot| slot.has(&open.device)) {
+                    (slot.gone, slot.blkdev.error) = (open.gone, open.error);
+                }
+            }
+        }
+    }
+}
+
+/// What a pass sees of an open device, and notes of it.
+struct OpenRemote {
+    row: RemoteBlkdev,
+    device: Arc<RemoteDevice<Mapping>>,
+    gone: u32,
+    error: Option<String>,
+    /// How clients reach it.
+    path: String,
+}
+
+impl OpenRemote {
+    fn id(&self) -> BlkdevId {
+        self.row.entry.id
+    }
+
+    /// Follows a service that has begun again, and ends the session once the backend is gone: requests would wait without end.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    fn look(&mut self, fixed: &Fixed, handle: &TransportHandle) -> Result<()> {
+        let known = ChannelArea { at: self.device.server_area(), bytes: self.row.area.bytes };
+        let state = handle.transport.server_area(&self.row, Some(known))?;
+        self.gone = if state == RemoteState::Gone { self.gone.saturating_add(1) } else { 0 };
+        match state {
+            RemoteState::Served(area) if self.device.is_ended() => self.reopen(fixed, handle, area),
+            RemoteState::Served(area) if area != known => self.device.follow(area.at),
+            RemoteState::Gone if self.gone >= GONE_LOOKS => {
+                if !self.device.is_ended() {
+                    self.device.end();
+                }
+                self.fails(handle, &handle.gone(&self.row));
+            }
+            _ if self.device.is_ended() => {
+                let (host, backend) = (handle.host_name(self.row.owner), self.row.entry.backend);
+                let text = format!("host {host} has ended that it serves backend {backend} to this one");
+                self.fails(handle, &Error::new(ErrorKind::Stopped, text));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Begins another session with a host that serves the device again.
+    fn reopen(&mut self, fixed: &Fixed, handle: &TransportHandle, area: ChannelArea) {
+        let place = handle.channel_use(fixed, self.row.area, area);
+        match self.device.reopen(handle.transport.shared_region(), place) {
+            Ok(true) => {
+                let (transport, blkdev, backend) = (handle.id, self.id().0, self.row.entry.backend.0);
+                let (event, device) = (EventName::BlkdevStarted.name(), &self.path);
+                let host = handle.host_name(self.row.owner);
+                tracing::info!(
+                    transport,
+                    blkdev,
+                    event,
+                    backend,
+                    device,
+                    "host {host} serves {device} again"
+                );
+                self.error = None;
+            }
+            // It was closed meanwhile.
+            Ok(false) => {}
+            Err(error) => self.fails(handle, &error),
+        }
+    }
+
+    /// Each request fails. Logs it once.
+    fn fails(&mut self, handle: &TransportHandle, error: &Error) {
+        let line = error.line();
+        if self.error.as_ref() != Some(&line) {
+            let (transport, blkdev) = (handle.id, self.id().0);
+            let event = EventName::BlkdevFailed.name();
+            tracing::error!(transport, blkdev, event, "requests fail: {error}");
+        }
+        self.error = Some(line);
+    }
+}
+
+impl RemoteSlot {
+    fn open_device(&self) -> Option<OpenRemote> {
+        let device = self.device.as_ref().filter(|_| !self.is_taken)?;
+        let info = self.blkdev.info(self.row.entry.id);
+        Some(OpenRemote {
+            row: self.row.clone(),
+            device: Arc::clone(device),
+            gone: self.gone,
+            error: self.blkdev.error.clone(),
+            path: info.dev_name,
+        })
+    }
+
+    fn has(&self, device: &Arc<RemoteDevice<Mapping>>) -> bool {
+        !self.is_taken && self.device.as_ref().is_some_and(|own| Arc::ptr_eq(own, device))
+    }
+}
