@@ -205,7 +205,8 @@ fn use_device(ground: &Ground, input: &mut Input<'_>) {
                     sequence: near(input, completions).into(),
                     request: near(input, completions).into(),
                     status: (near(input, 0) as u32).into(),
-                    reserved: [0; 20],
+                    process: (near(input, u64::from(PROCESS)) as u32).into(),
+                    reserved: [0; 16],
                 };
                 ground.forge(areas.server, shape.completion(completions), &entry.sealed());
                 completions += 1;
@@ -250,7 +251,8 @@ fn forge_server(ground: &Ground, input: &mut Input<'_>) {
         atomic_unit: (near(input, 4096) as u32).into(),
         discard_granularity: (near(input, 4096) as u32).into(),
         flags: u32::from(input.u8()).into(),
-        reserved: [0; 8],
+        process: (near(input, u64::from(PROCESS)) as u32).into(),
+        next: (near(input, 0) as u32).into(),
     };
     ground.forge(ground.areas.server, 0, &header.sealed());
 }
@@ -278,9 +280,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let hello = [&[0, 255, 0, 255, 255, 0][..], &[5, 255]].concat();
     let submission = |operation: u8| [&[1][..], &same(7), &[operation, 0], &[5, 255]].concat();
     let served: Vec<u8> = (0..7).flat_map(submission).chain([5, 0, 5, 1, 6, 160]).collect();
-    let ready = [&[0][..], &same(9), &[5], &[6]].concat();
+    let ready = [&[0][..], &same(9), &[5], &same(2), &[6]].concat();
     let used: Vec<u8> =
-        (0..5).flat_map(|operation| [4, operation, 1, 9, 6, 1].into_iter().chain(same(6))).collect();
+        (0..5).flat_map(|operation| [4, operation, 1, 9, 6, 1].into_iter().chain(same(7))).collect();
     // One data place more than the areas have room for, and reads of it.
     let larger =
         [&[6, 0, 255, 0, 41, 255, 0, 5, 255][..], &[&[1][..], &same(6), &[41, 1, 0]].concat().repeat(4)]

@@ -49,10 +49,12 @@ impl Part {
     }
 }
 
-/// The session of a server, and the geometry of the device.
+/// The session of a server, the process that has it now, and the geometry of the device.
 #[derive(Clone, Copy)]
 struct Served {
     session: u64,
+    /// The process whose completions count.
+    process: u32,
     geometry: Geometry,
 }
 
@@ -69,6 +71,8 @@ pub struct Client<M: Pmem> {
     completed: u64,
     /// The number in the header by which all completions are asked for again.
     again: u64,
+    /// Whether all completions that are there are to be counted again.
+    is_recounting: bool,
     idle: u32,
     repeated: u64,
     /// What is in flight, by data place.
@@ -105,6 +109,7 @@ impl<M: Pmem> Client<M> {
             submitted: 0,
             completed: 0,
             again: 0,
+            is_recounting: false,
             idle: 0,
             repeated: 0,
             places,
@@ -311,16 +316,43 @@ impl<M: Pmem> Client<M> {
     }
 
     fn next_completion(&self) -> Option<ChannelCompletion> {
-        let served = self.served?;
         if self.completed == self.submitted {
             return None;
         }
-        let line = observe_line(&self.region, self.areas.server + self.shape.completion(self.completed))?;
+        let found = self.completion_at(self.completed)?;
+        MutationPoint::ChannelSequence.holds(found.sequence.get() == self.completed).then_some(found)
+    }
+
+    /// The completion in the place of this number, if it counts.
+    fn completion_at(&self, number: u64) -> Option<ChannelCompletion> {
+        let served = self.served?;
+        let line = observe_line(&self.region, self.areas.server + self.shape.completion(number))?;
         let found = ChannelCompletion::decode(&line).verify()?;
         let is_ours = found.client.get() == self.session
             && MutationPoint::ChannelServerSession.holds(found.server.get() == served.session)
-            && MutationPoint::ChannelSequence.holds(found.sequence.get() == self.completed);
+            && MutationPoint::ChannelProcess.holds(found.process.get() == served.process);
         is_ours.then_some(found)
+    }
+
+    /// Another process has taken over: the client may have seen completions that a former process has stored late, in the places of others,
+    /// and counts as the new one does from now on. Those that were stored by now count again: what they complete, is in flight or not.
+    fn count_again(&mut self, done: &mut Vec<Completion>) {
+        if !MutationPoint::ChannelCount.is_active() {
+            return;
+        }
+        let places = self.shape.completions();
+        let at = |client: &Self, place| {
+            let found = client.completion_at(place)?;
+            (found.sequence.get() % places == place).then_some(found)
+        };
+        let last = (0..places).filter_map(|place| at(self, place)).map(|found| found.sequence.get()).max();
+        self.completed = last.map_or(0, |last| last + 1);
+        // All up to the last one that was seen are there, if the line has no damage.
+        for place in 0..places {
+            if let Some(found) = at(self, place).filter(|found| Some(found.sequence.get()) <= last) {
+                self.take(&found, done);
+            }
+        }
     }
 
     /// A part is complete. A completion of nothing in flight changes nothing.
@@ -384,8 +416,12 @@ impl<M: Pmem> Client<M> {
         }
         let session = header.session.get();
         let Some(geometry) = geometry_of(&header, self.shape) else { return };
-        let before = self.served.replace(Served { session, geometry });
-        if before.is_some_and(|before| before.session == session) {
+        let process = header.process.get();
+        let before = self.served.replace(Served { session, process, geometry });
+        if let Some(before) = before.filter(|before| before.session == session) {
+            if before.process != process || core::mem::take(&mut self.is_recounting) {
+                self.count_again(done);
+            }
             return;
         }
         (self.submitted, self.completed) = (0, 0);
@@ -428,6 +464,7 @@ impl<M: Pmem> Client<M> {
             }
         }
         self.again += 1;
+        self.is_recounting = true;
         self.store_header(self.is_closed);
     }
 

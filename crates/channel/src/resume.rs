@@ -1,12 +1,14 @@
 //! What a former process of a server has left of a session: which requests have a completion, and which are outstanding.
 //!
 //! Invariants: a request counts as outstanding only if its entry is whole and none of the completions that can be its own is missing.
+//! One line with damage hides none: the last two completions have copies, and behind any other one there is a line that tells of it.
 //! What is found is bounded by the rings, whatever the client has stored in its own.
 
 use crate::Areas;
 use crate::area::{observe_line, reserve};
 use alloc::{collections::VecDeque, vec::Vec};
-use cbd_format::{ChannelCompletion, ChannelShape, LINE, Submission};
+use cbd_format::channel::COPY_LINES;
+use cbd_format::{ChannelCompletion, ChannelShape, LINE, ServerHeader, Submission};
 use cbd_types::{Error, ErrorKind, MutationPoint, Pmem, Region, Result};
 
 /// A line of a ring.
@@ -17,6 +19,29 @@ pub type Line = [u8; LINE as usize];
 pub struct Former {
     pub client: u64,
     pub server: u64,
+    /// The process whose completions count, and the one that was taking over from it, or 0.
+    pub process: u32,
+    pub next: u32,
+}
+
+impl Former {
+    pub const fn of(header: &ServerHeader) -> Self {
+        Self {
+            client: header.client.get(),
+            server: header.session.get(),
+            process: header.process.get(),
+            next: header.next.get(),
+        }
+    }
+
+    fn has_stored(&self, found: &ChannelCompletion) -> bool {
+        let process = found.process.get();
+        let is_next = MutationPoint::ChannelTakeover.is_active() && self.next != 0 && process == self.next;
+        let is_of_process = is_next || process == self.process;
+        found.client.get() == self.client
+            && found.server.get() == self.server
+            && MutationPoint::ChannelProcess.holds(is_of_process)
+    }
 }
 
 /// A session that can be continued.
@@ -87,8 +112,17 @@ fn find_completions<M: Pmem>(
     let read = |place| observe_line(region, areas.server + shape.completion(place)).unwrap_or(BLANK);
     lines.extend((0..places).map(read));
     let decode = |place: usize, line: &Line| completion(line, session, place as u64, places);
-    let found = lines.iter().enumerate().filter_map(|(place, line)| decode(place, line));
-    let completed = found.map(|found| found.sequence.get() + 1).max().unwrap_or(0);
+    let mut completed = 0;
+    for (place, line) in lines.iter().enumerate() {
+        completed = decode(place, line).map_or(completed, |found| completed.max(found.sequence.get() + 1));
+    }
+    for (line, found) in copies(region, areas, session).into_iter().flatten() {
+        let number = found.sequence.get();
+        if number + places > completed {
+            lines[(number % places) as usize] = line;
+            completed = completed.max(number + 1);
+        }
+    }
     let mut last = 0;
     for (place, line) in lines.iter_mut().enumerate() {
         match decode(place, line).filter(|found| found.sequence.get() + places >= completed) {
@@ -106,12 +140,39 @@ fn find_completions<M: Pmem>(
     Ok(MutationPoint::ChannelResumeWhole.holds(is_whole).then_some(found))
 }
 
-const BLANK: Line = [0; LINE as usize];
+/// The line of no completion.
+pub const BLANK: Line = [0; LINE as usize];
 
 fn completion(line: &Line, session: Former, place: u64, places: u64) -> Option<ChannelCompletion> {
     let found = ChannelCompletion::decode(line).verify()?;
-    let is_of_session = found.client.get() == session.client && found.server.get() == session.server;
-    (is_of_session && found.sequence.get() % places == place).then_some(found)
+    (session.has_stored(&found) && found.sequence.get() % places == place).then_some(found)
+}
+
+/// The copies of the last completions, in the order of the completions.
+fn copies<M: Pmem>(
+    region: &Region<M>,
+    areas: Areas,
+    session: Former,
+) -> [Option<(Line, ChannelCompletion)>; COPY_LINES as usize] {
+    let processes = [session.process, session.process, session.next, session.next];
+    let mut number = 0;
+    let mut copies = processes.map(|process| {
+        number ^= 1;
+        let line = observe_line(region, areas.server + ChannelShape::copy(process, number))?;
+        let found = completion(&line, session, number, COPY_LINES / 2)?;
+        (found.process.get() == process).then_some((line, found))
+    });
+    copies.sort_by_key(|copy| copy.map(|(_, found)| found.sequence.get()));
+    if MutationPoint::ChannelCopy.is_active() { copies } else { [None; COPY_LINES as usize] }
+}
+
+/// Lets the completions in kept lines be those of another process.
+pub fn take_over(lines: &mut [Line], process: u32) {
+    for line in lines.iter_mut().filter(|line| **line != BLANK) {
+        if let Some(found) = ChannelCompletion::decode(line).verify() {
+            *line = ChannelCompletion { process: process.into(), ..found }.sealed();
+        }
+    }
 }
 
 fn submission<M: Pmem>(

@@ -2,9 +2,10 @@
 
 use crate::Areas;
 use crate::area::{
-    clear_torn, observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
+    clear_torn, observe_data, observe_header, observe_line, publish_data, publish_header, publish_line,
+    reserve,
 };
-use crate::resume::{self, Former, Left, Line};
+use crate::resume::{self, BLANK, Former, Left, Line};
 use crate::wire::{STATUS_AGAIN, has_data, header_of, operation_of, status_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY};
@@ -100,6 +101,9 @@ pub struct Server<M: Pmem> {
     /// Bytes of each area.
     area_bytes: u64,
     session: u64,
+    /// The number of this process in completions, and the one that it takes over from.
+    process: u32,
+    from: Option<u32>,
     geometry: Geometry,
     serving: Option<Session>,
     /// The session of the former process, until it is known whether it continues.
@@ -117,7 +121,7 @@ impl<M: Pmem> Server<M> {
     /// Begins with areas of `area_bytes` bytes. It accepts a client when it [polls](Self::poll). The first poll continues the session of
     /// a former process if that can be; otherwise the session has this random number, which was never used before.
     ///
-    /// No other process stores in the server's area from now on.
+    /// No other process serves the device from now on. What a former one, which was paused, stores in the server's area late, costs time.
     #[must_use]
     pub fn open(
         region: Arc<Region<M>>,
@@ -126,13 +130,25 @@ impl<M: Pmem> Server<M> {
         session: u64,
         geometry: Geometry,
     ) -> Self {
-        let (session, spare) = (session.max(1), SpareBuffers::new(SPARE_BYTES));
+        let (session, process) = (session.max(1), process_of(session));
         let header = observe_header(&region, areas.server, |line| ServerHeader::decode(line).verify());
         let former = header.filter(|header| header.state.get() == SERVER_READY);
-        let former =
-            former.map(|header| Former { client: header.client.get(), server: header.session.get() });
         let former = former.filter(|_| MutationPoint::ChannelResume.is_active());
-        Self { region, areas, area_bytes, session, geometry, serving: None, former, has_cleared: false, ended: 0, idle: 0, spare }
+        Self {
+            region,
+            areas,
+            area_bytes,
+            session,
+            process,
+            from: None,
+            geometry,
+            serving: None,
+            former: former.map(|header| Former::of(&header)),
+            has_cleared: false,
+            ended: 0,
+            idle: 0,
+            spare: SpareBuffers::new(SPARE_BYTES),
+        }
     }
 
     /// Whom it serves.
@@ -172,8 +188,10 @@ impl<M: Pmem> Server<M> {
     pub fn poll(&mut self, requests: &mut Vec<Request>) -> Result<()> {
         if !self.has_cleared {
             self.has_cleared = true;
-            let is_whole = |line: &_| ServerHeader::decode(line).verify().is_some();
-            [0, LINE].map(|line| clear_torn(&self.region, self.areas.server + line, is_whole));
+            for line in [0, LINE] {
+                let is_whole = |line: &_| ServerHeader::decode(line).verify().is_some();
+                clear_torn(&self.region, self.areas.server + line, is_whole);
+            }
         }
         if self.former.is_some() {
             self.look_at_client()?;
@@ -304,16 +322,19 @@ impl<M: Pmem> Server<M> {
             sequence: session.completed.into(),
             request: request.into(),
             status: status.into(),
-            reserved: [0; 20],
+            process: self.process.into(),
+            reserved: [0; 16],
         };
-        let line = entry.sealed();
-        let at = self.areas.server + session.shape.completion(session.completed);
-        let kept = session.completed % session.shape.completions();
+        let (line, number) = (entry.sealed(), session.completed);
+        let kept = number % session.shape.completions();
         if let Some(kept) = session.lines.get_mut(kept as usize) {
             *kept = line;
         }
         session.completed += 1;
-        publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, &line);
+        let (area, point) = (self.areas.server, MutationPoint::ChannelEntryPublish);
+        for at in [ChannelShape::copy(self.process, number), session.shape.completion(number)] {
+            publish_line(&self.region, point, area + at, &line);
+        }
     }
 
     /// Notices a client, one that has followed it, and one that misses completions.
@@ -351,10 +372,13 @@ impl<M: Pmem> Server<M> {
     /// Stores the last completions again.
     fn store_completions(&self) {
         let Some(session) = &self.serving else { return };
-        for (place, line) in session.lines.iter().enumerate().filter(|(_, line)| **line != [0; LINE as usize])
-        {
-            let at = self.areas.server + session.shape.completion(place as u64);
-            publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, line);
+        let (shape, lines) = (session.shape, &session.lines);
+        let copy = |number| ChannelShape::copy(self.process, number);
+        let last = session.completed.saturating_sub(2)..session.completed;
+        let copies = last.map(|number| (copy(number), &lines[(number % shape.completions()) as usize]));
+        let all = lines.iter().enumerate().map(|(place, line)| (shape.completion(place as u64), line));
+        for (at, line) in copies.chain(all).filter(|(_, line)| **line != BLANK) {
+            publish_line(&self.region, MutationPoint::ChannelEntryPublish, self.areas.server + at, line);
         }
     }
 
@@ -368,8 +392,6 @@ impl<M: Pmem> Server<M> {
             self.serving = Some(Session::new(header, shape)?);
         }
         self.store_header(SERVER_READY, header.session.get());
-        // The former process may have ended before its last one was visible to the client.
-        self.store_completions();
         Ok(())
     }
 
@@ -379,15 +401,37 @@ impl<M: Pmem> Server<M> {
             return Ok(false);
         };
         let Some(left) = resume::find(&self.region, self.areas, shape, former)? else { return Ok(false) };
-        let next = self.areas.server + shape.completion(left.completed);
         self.serving = Some(Session::from(header, shape, left)?);
         self.session = former.server;
-        clear_torn(&self.region, next, |line| ChannelCompletion::decode(line).verify().is_some());
+        self.take_over(former);
         Ok(true)
     }
 
+    /// Stores the completions that count under the number of this process: what a former one, which was paused, stores from now on does
+    /// not count. At each moment the header names all processes whose completions there are.
+    fn take_over(&mut self, former: Former) {
+        let last = if former.next == 0 { former.process } else { former.next };
+        let own = (self.process & !1) | (!last & 1);
+        let own = if own == former.process || own == 0 { own.wrapping_add(2).max(2) } else { own };
+        let mut from = former.process;
+        for process in [former.next, own].into_iter().filter(|process| *process != 0) {
+            (self.process, self.from) = (process, Some(from));
+            self.store_header(SERVER_READY, former.client);
+            if let Some(session) = &mut self.serving {
+                resume::take_over(&mut session.lines, process);
+            }
+            self.store_completions();
+            from = process;
+        }
+        self.from = None;
+    }
+
     fn store_header(&self, state: u32, client: u64) {
-        let header = header_of(self.session, state, client, &self.geometry);
+        let header = ServerHeader {
+            process: self.from.unwrap_or(self.process).into(),
+            next: self.from.map_or(0, |_| self.process).into(),
+            ..header_of(self.session, state, client, &self.geometry)
+        };
         publish_header(&self.region, self.areas.server, &header.sealed());
     }
 
@@ -397,6 +441,11 @@ impl<M: Pmem> Server<M> {
             self.store_header(SERVER_CLOSED, session_of(&self.serving));
         }
     }
+}
+
+/// The number of the process that begins with a random number.
+const fn process_of(random: u64) -> u32 {
+    (random ^ (random >> 32)) as u32 | 1
 }
 
 fn session_of(serving: &Option<Session>) -> u64 {

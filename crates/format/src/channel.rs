@@ -1,8 +1,12 @@
 //! The channel between a host that uses a block device and the host that serves it: two areas of memory with one writer each.
 //!
-//! An area has a header in its first two lines, a ring of entries of one line each from its third line on, and a data place for each
+//! An area has a header in its first two lines, a ring of entries of one line each from its seventh line on, and a data place for each
 //! request that can be in flight, from the next page on. The client's area has submissions, the server's completions; the data places
 //! are at the same offsets in both, and a request has the same one in both.
+//!
+//! Between them a server's area has copies of the last two completions, each stored before its line in the ring: where the line of the
+//! last one has damage, a later process of the server would take its request for outstanding. A process and its predecessor have other
+//! lines for them.
 //!
 //! The second line of a header is stored first: whoever finds the first one incomplete has the new header in the second.
 //!
@@ -22,9 +26,9 @@ use zerocopy::{
 };
 
 /// First bytes of the header of a client's area behind its checksum.
-pub const CLIENT_MAGIC: u32 = u32::from_le_bytes(*b"CBDr");
+pub const CLIENT_MAGIC: u32 = u32::from_le_bytes(*b"CBr2");
 /// The same of a server's area.
-pub const SERVER_MAGIC: u32 = u32::from_le_bytes(*b"CBDs");
+pub const SERVER_MAGIC: u32 = u32::from_le_bytes(*b"CBs2");
 
 /// [`ServerHeader::state`]: the server executes requests of the client's session.
 pub const SERVER_READY: u32 = 1;
@@ -33,6 +37,8 @@ pub const SERVER_CLOSED: u32 = 2;
 
 /// Lines of the header at the beginning of an area.
 const HEADER_LINES: u64 = 2;
+/// Lines behind the header for copies of the last completions: two of each of two processes.
+pub const COPY_LINES: u64 = 4;
 /// Lines of the ring of submissions for each request that can be in flight: so far can others get ahead of a slow one.
 const ENTRIES_PER_PLACE: u64 = 4;
 
@@ -100,8 +106,10 @@ on_media! {
         48 discard_granularity: U32,
         /// [`FLAG_DISCARD`], [`FLAG_ROTATIONAL`] and [`FLAG_FAST_ZEROES`].
         52 flags: U32,
-        /// Zero.
-        56 reserved: [u8; 8],
+        /// The process of the server whose completions count, not 0.
+        56 process: U32,
+        /// The process that takes over, and stores the kept completions under its own number; else 0. Both count for a later one.
+        60 next: U32,
     }
 }
 
@@ -150,8 +158,10 @@ on_media! {
         32 request: U64,
         /// 0 for success, or the number of the kind of the error.
         40 status: U32,
+        /// The process of the server that has stored the line.
+        44 process: U32,
         /// Zero.
-        44 reserved: [u8; 20],
+        48 reserved: [u8; 16],
     }
 }
 
@@ -193,7 +203,9 @@ macro_rules! line {
 line!(ClientHeader, |found| found.magic.get() == CLIENT_MAGIC
     && found.session.get() != 0
     && ChannelShape::new(found.places.get(), found.place_bytes.get()).is_some());
-line!(ServerHeader, |found| found.magic.get() == SERVER_MAGIC && found.session.get() != 0);
+line!(ServerHeader, |found| found.magic.get() == SERVER_MAGIC
+    && found.session.get() != 0
+    && found.process.get() != 0);
 line!(Submission, |found| found.sequence.get() < crate::COUNTER_END);
 line!(ChannelCompletion, |found| found.sequence.get() < crate::COUNTER_END);
 
@@ -244,19 +256,26 @@ impl ChannelShape {
     /// Offset of the line of a submission from the beginning of the client's area.
     #[must_use]
     pub const fn entry(&self, sequence: u64) -> u64 {
-        (HEADER_LINES + sequence % self.entries()) * LINE
+        (HEADER_LINES + COPY_LINES + sequence % self.entries()) * LINE
     }
 
     /// Offset of the line of a completion from the beginning of the server's area.
     #[must_use]
     pub const fn completion(&self, sequence: u64) -> u64 {
-        (HEADER_LINES + sequence % self.completions()) * LINE
+        (HEADER_LINES + COPY_LINES + sequence % self.completions()) * LINE
+    }
+
+    /// Offset of the copy of a completion, one of the last two of a process, from the beginning of the server's area. Odd processes
+    /// follow even ones.
+    #[must_use]
+    pub const fn copy(process: u32, sequence: u64) -> u64 {
+        (HEADER_LINES + process as u64 % 2 * (COPY_LINES / 2) + sequence % (COPY_LINES / 2)) * LINE
     }
 
     /// Offset of a data place from the beginning of its area.
     #[must_use]
     pub const fn data(&self, place: u32) -> u64 {
-        let rings = (HEADER_LINES + self.completions()) * LINE;
+        let rings = (HEADER_LINES + COPY_LINES + self.completions()) * LINE;
         rings.next_multiple_of(PAGE) + place as u64 * self.place_bytes as u64
     }
 
@@ -306,7 +325,7 @@ mod tests {
             let shape = ChannelShape::new(places, bytes).expect("it is possible");
             let places_wide = u64::from(places);
             assert_eq!((shape.entries(), shape.completions()), (4 * places_wide, 5 * places_wide));
-            assert_eq!([shape.entry(0), shape.completion(0)], [2 * LINE; 2]);
+            assert_eq!([shape.entry(0), shape.completion(0)], [6 * LINE; 2]);
             let last = shape.completion(shape.completions() - 1);
             assert!(shape.entry(shape.entries() - 1) < last && last + LINE <= shape.data(0));
             assert!(shape.data(0).is_multiple_of(PAGE));
@@ -319,6 +338,13 @@ mod tests {
         {
             assert_eq!(ChannelShape::new(places, bytes), None);
         }
+    }
+
+    #[test]
+    fn the_last_two_completions_of_two_processes_have_copies() {
+        let copies = [(4, 0), (4, 1), (4, 2), (7, 0), (7, 1)];
+        let lines = [2, 3, 2, 4, 5].map(|line| line * LINE);
+        assert_eq!(copies.map(|(process, number)| ChannelShape::copy(process, number)), lines);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! A channel between two hosts: each request is executed as if once, in order, whatever dies.
 
 use cbd_channel::{Areas, Client, Server, ServerState};
-use cbd_format::{ChannelCompletion, ChannelShape, Submission};
+use cbd_format::{ChannelCompletion, ChannelShape, ServerHeader, Submission};
+use cbd_sim::crash::until_crash;
 use cbd_sim::explorer::Tally;
 use cbd_sim::hosts::{HostMemory, Medium};
 use cbd_sim::{channels, from_environment};
@@ -338,16 +339,30 @@ fn a_completion_is_known_as_long_as_its_entry_is_there() {
     assert_eq!(rig.ended().len() as u64, last);
 }
 
+/// Lets a damaged session end well, which is continued or is not.
+fn check_end(rig: &mut Rig, requests: u64, what: &str) {
+    for _ in 0..3 {
+        rig.poll();
+        rig.client.nudge();
+    }
+    rig.complete();
+    assert_eq!(rig.ended(), (0..requests).map(|id| (id, None)).collect::<Vec<_>>(), "{what}");
+    assert!(rig.server.is_settled());
+}
+
 #[test]
 fn a_session_with_damaged_lines_is_not_continued() {
     let completion = |number| areas().server + shape().completion(number);
+    let copy = |process, number| areas().server + ChannelShape::copy(process, number);
     for (at, is_continued) in [
         (areas().server, true),
         (areas().server + 64, true),
         (areas().client, true),
-        (completion(0), false),
-        // It reads like a completion that never was.
+        // Both have a copy.
+        (completion(0), true),
         (completion(1), true),
+        (copy(0, 1), true),
+        (copy(1, 1), true),
         (areas().client + shape().entry(0), false),
         (areas().client + shape().entry(1), true),
     ] {
@@ -356,45 +371,141 @@ fn a_session_with_damaged_lines_is_not_continued() {
         restart(&mut rig, 33);
         rig.server.poll(&mut rig.taken).expect("there is memory");
         assert_eq!(rig.server.is_former(0), is_continued, "{at}");
-        let again = if at == completion(1) { vec![0, 2, 3] } else { vec![0, 3] };
-        assert_eq!(ids(&rig.taken), if is_continued { again } else { Vec::new() }, "{at}");
-        for _ in 0..3 {
-            rig.poll();
-            rig.client.nudge();
-        }
-        rig.complete();
-        assert_eq!(rig.ended(), [0, 1, 2, 3].map(|id| (id, None)), "{at}");
-        assert!(rig.server.is_settled());
+        assert_eq!(ids(&rig.taken), if is_continued { vec![0, 3] } else { Vec::new() }, "{at}");
+        check_end(&mut rig, 4, &format!("{at}"));
     }
+    let mut rig = half_complete();
+    rig.complete();
+    rig.submit(4, Operation::Write, ByteRange::at(1 << 16, 512));
+    damage(&rig, completion(1));
+    restart(&mut rig, 33);
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    assert!(rig.taken.is_empty() && !rig.server.is_former(0), "others follow the line that is missing");
+    check_end(&mut rig, 5, "a line that others follow");
 }
 
 #[test]
-fn a_completion_that_was_stored_in_part_is_never_whole_later() {
+fn a_completion_with_damage_is_stored_again_however_many_follow_it() {
     let mut rig = half_complete();
-    // The process dies while it stores the third completion: all words but the fourth are there, the number among the completions.
-    let place = areas().server + shape().completion(2);
-    let line_of = |rig: &Rig| {
-        let bytes = rig.medium.bytes();
-        <[u8; 64]>::try_from(&bytes[place as usize..][..64]).expect("a line")
-    };
-    let third = rig.taken.remove(0);
-    rig.server.complete(Completion { id: third.id, result: Ok(()), buffer: third.buffer });
-    let whole = line_of(&rig);
-    assert!(ChannelCompletion::decode(&whole).verify().is_some());
+    let [first, last] = [0, 1].map(|_| rig.taken.remove(0));
+    rig.server.complete(Completion { id: first.id, result: Ok(()), buffer: first.buffer });
+    damage(&rig, areas().server + shape().completion(1));
+    rig.server.complete(Completion { id: last.id, result: Ok(()), buffer: last.buffer });
+    rig.client.poll(&mut rig.done);
+    assert_eq!(rig.ended(), [(1, None)]);
+    for _ in 0..2 {
+        rig.client.nudge();
+        rig.poll();
+    }
+    assert_eq!(rig.ended(), [0, 2, 3].map(|id| (id, None)));
+}
+
+/// All words of a line but one, and the whole line.
+fn store_without(rig: &Rig, at: u64, word: usize) -> [u8; 64] {
+    let whole = <[u8; 64]>::try_from(&rig.medium.bytes()[at as usize..][..64]).expect("a line");
+    store_word(rig, at, word, [0xff; 8]);
+    whole
+}
+
+fn store_word(rig: &Rig, at: u64, word: usize, bytes: [u8; 8]) {
     let memory = HostMemory::new(&rig.medium, false, 7);
-    memory.store(place + 24, &[0xff; 8]);
-    memory.publish(place, 64);
+    memory.store(at + 8 * word as u64, &bytes);
+    memory.publish(at, 64);
+}
+
+#[test]
+fn a_header_that_was_stored_in_part_is_never_whole_later() {
+    // The process dies while it stores the first line of its header: all words but that with its session are there.
+    let mut rig = half_complete();
+    let whole = store_without(&rig, areas().server, 1);
+    rig.client.end(&mut rig.done);
     restart(&mut rig, 33);
     rig.server.poll(&mut rig.taken).expect("there is memory");
-    assert_eq!(ids(&rig.taken), [0, 3]);
-    // That word of the next completion is the first that becomes visible.
-    let memory = HostMemory::new(&rig.medium, false, 8);
-    memory.store(place + 24, &whole[24..32]);
-    memory.publish(place, 64);
-    assert!(ChannelCompletion::decode(&line_of(&rig)).verify().is_none(), "the client would take it");
+    // That word of the next header is the first that becomes visible.
+    store_word(&rig, areas().server, 1, <[u8; 8]>::try_from(&whole[8..16]).expect("a word"));
+    let found = <[u8; 64]>::try_from(&rig.medium.bytes()[areas().server as usize..][..64]).expect("a line");
+    assert!(ServerHeader::decode(&found).verify().is_none(), "a client would follow it");
+}
+
+#[test]
+fn a_completion_that_was_stored_in_part_counts_by_its_copy() {
+    let mut rig = half_complete();
+    let third = rig.taken.remove(0);
+    rig.server.complete(Completion { id: third.id, result: Ok(()), buffer: third.buffer });
+    store_without(&rig, areas().server + shape().completion(2), 3);
+    restart(&mut rig, 33);
     rig.poll();
+    assert_eq!((ids(&rig.taken), rig.ended().len()), (vec![3], 3));
     rig.complete();
-    assert_eq!(rig.ended(), (0..4).map(|id| (id, None)).collect::<Vec<_>>());
+    assert_eq!(rig.ended(), [(3, None)]);
+}
+
+/// Lets a process that was paused complete a request when the next one has taken over.
+fn late(rig: &mut Rig) -> (Server<HostMemory>, Vec<Request>) {
+    let taken = std::mem::take(&mut rig.taken);
+    let next = server(&rig.medium, 33, shape().bytes(), GEOMETRY);
+    let former = std::mem::replace(&mut rig.server, next);
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    assert_eq!(ids(&rig.taken), [0, 3]);
+    (former, taken)
+}
+
+#[test]
+fn a_completion_that_a_former_process_stores_late_hides_none() {
+    let mut rig = half_complete();
+    let (mut former, mut taken) = late(&mut rig);
+    // The client sees it before it has seen that there is another process.
+    let last = taken.pop().expect("two requests");
+    former.complete(Completion { id: last.id, result: Ok(()), buffer: last.buffer });
+    rig.client.poll(&mut rig.done);
+    rig.complete();
+    assert_eq!(rig.ended(), [0, 1, 2, 3].map(|id| (id, None)));
+
+    // The client has seen it.
+    let mut rig = half_complete();
+    let (mut former, mut taken) = late(&mut rig);
+    rig.poll();
+    assert_eq!(rig.ended(), [1, 2].map(|id| (id, None)));
+    let first = rig.taken.remove(0);
+    rig.server.complete(Completion { id: first.id, result: Ok(()), buffer: first.buffer });
+    let last = taken.pop().expect("two requests");
+    former.complete(Completion { id: last.id, result: Ok(()), buffer: last.buffer });
+    rig.poll();
+    assert!(rig.ended().is_empty(), "what the former process has stored does not count");
+    // A third process knows what the second one has completed.
+    restart(&mut rig, 44);
+    rig.poll();
+    assert_eq!((ids(&rig.taken), rig.ended()), (vec![3], vec![(0, None)]));
+    rig.complete();
+    assert_eq!(rig.ended(), [(3, None)]);
+}
+
+#[test]
+fn a_process_that_ends_while_it_takes_over_hides_no_completion() {
+    for operations in 0.. {
+        let mut rig = half_complete();
+        rig.taken.clear();
+        let memory = HostMemory::new(&rig.medium, false, 9);
+        memory.die_in(operations);
+        let open = || {
+            let region = Arc::new(Region::new(memory.clone()));
+            let mut server = Server::open(region, areas(), shape().bytes(), 33, GEOMETRY);
+            server.poll(&mut rig.taken).expect("there is memory");
+        };
+        let has_died = until_crash(open).is_err();
+        for session in [44, 55] {
+            restart(&mut rig, session);
+            rig.server.poll(&mut rig.taken).expect("there is memory");
+            assert_eq!(ids(&rig.taken), [0, 3], "after {operations} operations");
+        }
+        rig.poll();
+        rig.complete();
+        assert_eq!(rig.ended(), [0, 1, 2, 3].map(|id| (id, None)), "after {operations} operations");
+        if !has_died {
+            assert!(operations > 30, "it takes over within {operations} operations");
+            return;
+        }
+    }
 }
 
 #[test]

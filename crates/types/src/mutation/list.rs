@@ -206,7 +206,15 @@ mutation_points! {
     ChannelResumeCompleted = "channel.resume.completed",
     /// A session of which lines have damage is not continued.
     ChannelResumeWhole = "channel.resume.whole",
-    /// A line that a former process has stored in part is cleared before it is used.
+    /// Of the last completion there is a copy, which counts where its line has damage.
+    ChannelCopy = "channel.copy",
+    /// Completions that a former process of the server stores late do not count.
+    ChannelProcess = "channel.process",
+    /// A process that takes over is named before it stores, and what it has stored counts for a later one.
+    ChannelTakeover = "channel.takeover",
+    /// A client counts the completions of a process that has taken over from the first one on.
+    ChannelCount = "channel.count",
+    /// A header that a former process has stored in part is cleared before it is used.
     ChannelTornCleared = "channel.torn.cleared",
     /// Requests of several clients that overlap are not executed at the same time.
     ChannelExclusion = "channel.exclusion",
