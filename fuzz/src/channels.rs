@@ -22,6 +22,8 @@ const OPERATIONS: [Operation; 5] =
 /// Sessions of the client and of the server, while they follow the rules.
 const CLIENT: u64 = 11;
 const SERVER: u64 = 22;
+/// The process of the server, while it follows the rules.
+const PROCESS: u32 = 23;
 /// Acts of one input.
 const ACTS_MAX: usize = 200;
 
