@@ -331,10 +331,8 @@ impl<M: Pmem> Server<M> {
             *kept = line;
         }
         session.completed += 1;
-        let (area, point) = (self.areas.server, MutationPoint::ChannelEntryPublish);
-        for at in [ChannelShape::copy(self.process, number), session.shape.completion(number)] {
-            publish_line(&self.region, point, area + at, &line);
-        }
+        let shape = session.shape;
+        self.publish_completion(shape, number, &line);
     }
 
     /// Notices a client, one that has followed it, and one that misses completions.
@@ -369,16 +367,22 @@ impl<M: Pmem> Server<M> {
         Ok(())
     }
 
-    /// Stores the last completions again.
+    /// Stores the last completions again, each first as a copy: the line in the ring may have been another process's, and whole.
     fn store_completions(&self) {
         let Some(session) = &self.serving else { return };
         let (shape, lines) = (session.shape, &session.lines);
-        let copy = |number| ChannelShape::copy(self.process, number);
-        let last = session.completed.saturating_sub(2)..session.completed;
-        let copies = last.map(|number| (copy(number), &lines[(number % shape.completions()) as usize]));
-        let all = lines.iter().enumerate().map(|(place, line)| (shape.completion(place as u64), line));
-        for (at, line) in copies.chain(all).filter(|(_, line)| **line != BLANK) {
-            publish_line(&self.region, MutationPoint::ChannelEntryPublish, self.areas.server + at, line);
+        for number in session.completed.saturating_sub(shape.completions())..session.completed {
+            let line = &lines[(number % shape.completions()) as usize];
+            if *line != BLANK {
+                self.publish_completion(shape, number, line);
+            }
+        }
+    }
+
+    fn publish_completion(&self, shape: ChannelShape, number: u64, line: &Line) {
+        let (area, point) = (self.areas.server, MutationPoint::ChannelEntryPublish);
+        for at in [ChannelShape::copy(self.process, number), shape.completion(number)] {
+            publish_line(&self.region, point, area + at, line);
         }
     }
 

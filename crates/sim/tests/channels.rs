@@ -452,9 +452,10 @@ fn late(rig: &mut Rig) -> (Server<HostMemory>, Vec<Request>) {
 
 #[test]
 fn a_completion_that_a_former_process_stores_late_hides_none() {
-    let mut rig = half_complete();
-    let (mut former, mut taken) = late(&mut rig);
     // The client sees it before it has seen that there is another process.
+    let mut rig = half_complete();
+    rig.client.poll(&mut rig.done);
+    let (mut former, mut taken) = late(&mut rig);
     let last = taken.pop().expect("two requests");
     former.complete(Completion { id: last.id, result: Ok(()), buffer: last.buffer });
     rig.client.poll(&mut rig.done);
@@ -483,7 +484,14 @@ fn a_completion_that_a_former_process_stores_late_hides_none() {
 #[test]
 fn a_process_that_ends_while_it_takes_over_hides_no_completion() {
     for operations in 0.. {
-        let mut rig = half_complete();
+        let mut rig = Rig::new();
+        for id in 0..8 {
+            rig.submit(id, Operation::Write, ByteRange::at(id * 4096, 4096));
+        }
+        rig.complete();
+        for Request { id, buffer, .. } in rig.taken.drain(1..3) {
+            rig.server.complete(Completion { id, result: Ok(()), buffer });
+        }
         rig.taken.clear();
         let memory = HostMemory::new(&rig.medium, false, 9);
         memory.die_in(operations);
@@ -496,13 +504,14 @@ fn a_process_that_ends_while_it_takes_over_hides_no_completion() {
         for session in [44, 55] {
             restart(&mut rig, session);
             rig.server.poll(&mut rig.taken).expect("there is memory");
-            assert_eq!(ids(&rig.taken), [0, 3], "after {operations} operations");
+            assert_eq!(ids(&rig.taken), [4, 7], "after {operations} operations");
         }
         rig.poll();
         rig.complete();
-        assert_eq!(rig.ended(), [0, 1, 2, 3].map(|id| (id, None)), "after {operations} operations");
+        let all: Vec<_> = (0..8).map(|id| (id, None)).collect();
+        assert_eq!(rig.ended(), all, "after {operations} operations");
         if !has_died {
-            assert!(operations > 30, "it takes over within {operations} operations");
+            assert!(operations > 100, "it takes over within {operations} operations");
             return;
         }
     }
