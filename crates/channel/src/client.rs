@@ -4,7 +4,7 @@ use crate::Areas;
 use crate::area::{
     observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
 };
-use crate::wire::{STATUS_AGAIN, geometry_of, has_data, kind_of, number_of};
+use crate::wire::{STATUS_AGAIN, changes, geometry_of, has_data, kind_of, number_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{CLIENT_MAGIC, FLAG_FUA, FLAG_METADATA, SERVER_READY};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission, crc32c};
@@ -39,7 +39,7 @@ struct Part {
 
 impl Part {
     const fn changes(&self) -> bool {
-        !matches!(self.operation, Operation::Read | Operation::Flush)
+        changes(self.operation)
     }
 
     /// Whether it must not be in flight together with an earlier one.

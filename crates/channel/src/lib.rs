@@ -14,8 +14,8 @@
 //! requests in flight again. With several clients those may be executed behind newer ones of others.
 //!
 //! **Several clients of one device** have a channel each. [`Exclusion`] keeps their requests that overlap apart until the completion of the
-//! earlier one is stored. So no client has seen what a request without a completion has stored, and those that are outstanding after a
-//! restart can be executed in any order, as if for the first time: all of their changes, and then reads and new changes.
+//! earlier one is stored. So no client has seen what a change without a completion has stored, and those that are outstanding after a
+//! restart can be executed in any order, as if for the first time, if reads and new changes wait for all of them.
 //!
 //! **A client that comes back** has another session, too. The server ends what is in flight of the former one before it accepts the new
 //! one, so nothing is executed late.

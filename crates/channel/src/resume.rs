@@ -116,12 +116,10 @@ fn find_completions<M: Pmem>(
     for (place, line) in lines.iter().enumerate() {
         completed = decode(place, line).map_or(completed, |found| completed.max(found.sequence.get() + 1));
     }
-    for (line, found) in copies(region, areas, session).into_iter().flatten() {
-        let number = found.sequence.get();
-        if number + places > completed {
-            lines[(number % places) as usize] = line;
-            completed = completed.max(number + 1);
-        }
+    for (process, number) in
+        [(session.process, 0), (session.process, 1), (session.next, 0), (session.next, 1)]
+    {
+        completed = take_copy(region, areas, session, (process, number), &mut lines, completed);
     }
     let mut last = 0;
     for (place, line) in lines.iter_mut().enumerate() {
@@ -148,22 +146,27 @@ fn completion(line: &Line, session: Former, place: u64, places: u64) -> Option<C
     (session.has_stored(&found) && found.sequence.get() % places == place).then_some(found)
 }
 
-/// The copies of the last completions, in the order of the completions.
-fn copies<M: Pmem>(
+/// Takes a copy of a completion, unless later ones have replaced that. Returns how many completions there are.
+#[inline(never)]
+fn take_copy<M: Pmem>(
     region: &Region<M>,
     areas: Areas,
     session: Former,
-) -> [Option<(Line, ChannelCompletion)>; COPY_LINES as usize] {
-    let processes = [session.process, session.process, session.next, session.next];
-    let mut number = 0;
-    let mut copies = processes.map(|process| {
-        number ^= 1;
-        let line = observe_line(region, areas.server + ChannelShape::copy(process, number))?;
-        let found = completion(&line, session, number, COPY_LINES / 2)?;
-        (found.process.get() == process).then_some((line, found))
-    });
-    copies.sort_by_key(|copy| copy.map(|(_, found)| found.sequence.get()));
-    if MutationPoint::ChannelCopy.is_active() { copies } else { [None; COPY_LINES as usize] }
+    (process, number): (u32, u64),
+    lines: &mut [Line],
+    completed: u64,
+) -> u64 {
+    let places = lines.len() as u64;
+    let line = observe_line(region, areas.server + ChannelShape::copy(process, number)).unwrap_or(BLANK);
+    let found = completion(&line, session, number, COPY_LINES / 2);
+    match found.filter(|found| found.process.get() == process && MutationPoint::ChannelCopy.is_active()) {
+        Some(found) if found.sequence.get() + places > completed => {
+            let sequence = found.sequence.get();
+            lines[(sequence % places) as usize] = line;
+            completed.max(sequence + 1)
+        }
+        _ => completed,
+    }
 }
 
 /// Lets the completions in kept lines be those of another process.

@@ -6,7 +6,7 @@ use crate::area::{
     reserve,
 };
 use crate::resume::{self, BLANK, Former, Left, Line};
-use crate::wire::{STATUS_AGAIN, has_data, header_of, operation_of, status_of};
+use crate::wire::{STATUS_AGAIN, changes, has_data, header_of, operation_of, status_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission, crc32c};
@@ -87,10 +87,12 @@ impl Session {
         })
     }
 
-    /// Whether a request of a former process is still to be handed out or in flight.
+    /// Whether a change of a former process is still to be handed out or in flight.
     fn has_former(&self) -> bool {
-        let is_to_come = !self.is_ending && !self.outstanding.is_empty();
-        is_to_come || self.places.iter().flatten().any(|one| one.sequence < self.resumed)
+        let mut to_come = self.outstanding.iter().filter(|_| !self.is_ending);
+        let mut in_flight = self.places.iter().flatten().filter(|one| one.sequence < self.resumed);
+        to_come.any(|found| operation_of(found.operation.get()).is_none_or(changes))
+            || in_flight.any(|one| changes(one.operation))
     }
 }
 
@@ -161,8 +163,8 @@ impl<M: Pmem> Server<M> {
         }
     }
 
-    /// Whether no request is outstanding any more that was so when a former process ended. Until then changes of others wait: such a
-    /// request may be executed a second time. It waits for nothing that a client has to do.
+    /// Whether no change is outstanding any more that was so when a former process ended. Until then other requests wait: such a change may
+    /// be executed a second time. It waits for nothing that a client has to do.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.former.is_none() && !self.serving.as_ref().is_some_and(Session::has_former)
@@ -259,7 +261,7 @@ impl<M: Pmem> Server<M> {
         let flags = found.flags.get();
         let class = if flags & FLAG_METADATA != 0 { Class::Metadata } else { Class::Unmarked };
         // Only changes can be FUA requests, whatever the entry says.
-        let fua = flags & FLAG_FUA != 0 && !matches!(operation, Operation::Read | Operation::Flush);
+        let fua = flags & FLAG_FUA != 0 && changes(operation);
         requests.push(Request { id: sequence, operation, range, fua, class, buffer });
     }
 

@@ -43,6 +43,11 @@ pub const fn has_data(operation: Operation) -> bool {
     matches!(operation, Operation::Read | Operation::Write)
 }
 
+/// Whether an operation changes the device.
+pub const fn changes(operation: Operation) -> bool {
+    !matches!(operation, Operation::Read | Operation::Flush)
+}
+
 /// The header of a server's area, without its checksum and the numbers of its processes.
 pub fn header_of(session: u64, state: u32, client: u64, geometry: &Geometry) -> ServerHeader {
     let flag = |is_set, flag| if is_set { flag } else { 0 };

@@ -1,7 +1,7 @@
 //! The processes of the host that serves the device, with one channel for each client.
 //!
-//! A service does the same: what a former process has left is executed first, changes before reads, and no new change before all of
-//! it is complete; what overlaps waits until the completion of the earlier one is stored.
+//! A service does the same (`cbd-remote`, `shared.rs`): changes that a former process has left are executed first, and others wait for
+//! them; what overlaps waits until the completion of the earlier one is stored.
 
 use super::truth::Execution;
 use super::{GEOMETRY, OverAtEnd, SECTOR, SECTORS, Scene, changes, value_of};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 struct Taken {
     channel: usize,
     ticket: u64,
-    /// It was outstanding when a former process ended.
+    /// It is a change that was outstanding when a former process ended.
     is_former: bool,
     request: Request,
 }
@@ -128,7 +128,7 @@ impl Serving<'_> {
             }
             for request in requests {
                 self.scene.check_taken(&request);
-                let is_former = server.is_former(request.id);
+                let is_former = server.is_former(request.id) && changes(request.operation);
                 self.tickets += 1;
                 self.held.push(Taken { channel, ticket: self.tickets, is_former, request });
             }
@@ -138,12 +138,11 @@ impl Serving<'_> {
     fn begin(&mut self) {
         let is_settled = self.servers.iter().all(Server::is_settled);
         let mut truth = self.scene.truth.lock();
-        self.held.sort_by_key(|taken| (!taken.is_former, !changes(taken.request.operation)));
         for taken in std::mem::take(&mut self.held) {
             let (range, changes) = (taken.request.range, changes(taken.request.operation));
             if taken.is_former {
                 truth.count("former");
-            } else if changes && !is_settled {
+            } else if !is_settled && taken.request.operation != Operation::Flush {
                 truth.count("held");
                 self.held.push(taken);
                 continue;
