@@ -51,7 +51,7 @@ pub const GROUPS: [Group; 11] = [
     },
     Group {
         name: "hosts",
-        what: "4 KiB requests through a channel to a thread that serves them, against the cache itself (20 s)",
+        what: "4 KiB requests through a channel to a thread that serves them, against the cache itself and NBD; an idle one; writes on a shared region (90 s)",
         run: hosts::run,
     },
     Group {

@@ -2,7 +2,7 @@
 
 use crate::instant_disk::InstantDisk;
 use crate::scale::Sources;
-use crate::window::{StoreLog, Window};
+use crate::window::Window;
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{
     Admission, BackendSpec, BackgroundWorker, Cache, CacheStatus, FormatOptions, LogEntry, LogSegmentView,
@@ -12,7 +12,7 @@ use cbd_export::wait_any;
 use cbd_format::Record;
 use cbd_pmem::Mapping;
 use cbd_runtime::{ProcessEnvironment, disk};
-use cbd_types::{BackendId, ByteRange, Error, ErrorKind, LaneId, Pmem, Region, Result};
+use cbd_types::{BackendId, ByteRange, Error, ErrorKind, HostId, LaneId, Pmem, Region, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
@@ -40,11 +40,10 @@ const DEPTH: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A cache with its background worker.
-pub struct Rig {
-    cache: Arc<Cache<Surroundings>>,
-    worker: BackgroundWorker<Surroundings, Box<dyn PollableQueue>>,
+pub struct Rig<P: Pmem + 'static = Memory> {
+    cache: Arc<Cache<ProcessEnvironment<P>>>,
+    worker: BackgroundWorker<ProcessEnvironment<P>, Box<dyn PollableQueue>>,
     disk: Arc<dyn Backing>,
-    log: Arc<StoreLog>,
 }
 
 impl Rig {
@@ -70,10 +69,9 @@ impl Rig {
     /// # Errors
     /// The errors of the engine and of the device.
     pub fn before(memory: Memory, disk: Arc<dyn Backing>, lanes_max: u32) -> Result<Self> {
-        let log = memory.log();
         let surroundings = Arc::new(ProcessEnvironment::new());
         let cache = format(&surroundings, memory, disk.geometry().size, lanes_max)?;
-        Self::over(cache, disk, log)
+        Self::over(cache, disk)
     }
 
     /// Opens a cache that [`new`](Self::new) created; opening recovers it.
@@ -81,30 +79,35 @@ impl Rig {
     /// # Errors
     /// The errors of the engine.
     pub fn reopen(memory: Memory) -> Result<Self> {
-        let log = memory.log();
         let transport = Transport::open(Arc::new(Surroundings::new()), Region::new(memory))?;
         let backend = transport.backends()?.first().map_or(BackendId(0), |backend| backend.id);
         let disk = InstantDisk::new(transport.backend(backend)?.size)?;
-        Self::over(transport.open_cache(backend)?, Arc::new(disk), log)
+        Self::over(transport.open_cache(backend)?, Arc::new(disk))
     }
+}
 
-    fn over(cache: Arc<Cache<Surroundings>>, disk: Arc<dyn Backing>, log: Arc<StoreLog>) -> Result<Self> {
+impl<P: Pmem + 'static> Rig<P> {
+    /// A background worker for a cache in front of a backing device.
+    ///
+    /// # Errors
+    /// The errors of the device.
+    pub fn over(cache: Arc<Cache<ProcessEnvironment<P>>>, disk: Arc<dyn Backing>) -> Result<Self> {
         let worker = BackgroundWorker::new(Arc::clone(&cache), disk.open_queue(DEPTH)?, disk.geometry());
-        Ok(Self { cache, worker, disk, log })
+        Ok(Self { cache, worker, disk })
     }
 
     /// Returns the filled cache without its background worker.
-    pub fn without_worker(self) -> Arc<Cache<Surroundings>> {
+    pub fn without_worker(self) -> Arc<Cache<ProcessEnvironment<P>>> {
         self.cache
     }
 
     /// The cache.
-    pub fn cache(&self) -> &Cache<Surroundings> {
+    pub fn cache(&self) -> &Cache<ProcessEnvironment<P>> {
         &self.cache
     }
 
     /// A reference to the cache for other threads. They must have finished before background work runs.
-    pub fn share(&self) -> Arc<Cache<Surroundings>> {
+    pub fn share(&self) -> Arc<Cache<ProcessEnvironment<P>>> {
         Arc::clone(&self.cache)
     }
 
@@ -116,11 +119,6 @@ impl Rig {
     /// The status of the cache.
     pub fn status(&self) -> CacheStatus {
         self.cache.status()
-    }
-
-    /// The log that records where data is stored.
-    pub fn log(&self) -> Arc<StoreLog> {
-        Arc::clone(&self.log)
     }
 
     /// Writes to all `places` in order, and runs the necessary background work in between.
@@ -208,15 +206,29 @@ pub fn format<P: Pmem + 'static>(
 ) -> Result<Arc<Cache<ProcessEnvironment<P>>>> {
     let options = FormatOptions { force: true, ..FormatOptions::default() };
     let transport = Transport::format(Arc::clone(surroundings), Region::new(memory), &options)?;
-    let info = transport.info();
+    let segments = transport.info().free_segments;
+    create(&transport, transport.register_host("bench", None)?, segments, device, lanes_max)
+}
+
+/// Creates a cache of `host` of so many segments, in front of a device of `device` bytes.
+///
+/// # Errors
+/// The errors of the engine.
+pub fn create<P: Pmem + 'static>(
+    transport: &Arc<Transport<ProcessEnvironment<P>>>,
+    host: HostId,
+    segments: u32,
+    device: u64,
+    lanes_max: u32,
+) -> Result<Arc<Cache<ProcessEnvironment<P>>>> {
     let backend = transport.create_backend(&BackendSpec {
-        host: transport.register_host("bench", None)?,
+        host,
         path: "disk".into(),
         identity: "disk".into(),
         size: device,
         sector: 512,
-        cache_bytes: Some(u64::from(info.free_segments) * info.layout.segment_size),
-        lanes_max: lanes_max.min(disk::lanes_max(u64::from(info.free_segments), processors())),
+        cache_bytes: Some(u64::from(segments) * transport.info().layout.segment_size),
+        lanes_max: lanes_max.min(disk::lanes_max(u64::from(segments), processors())),
         handlers: 1,
         data_crc: true,
         // Writes between two rests find space without reclaim.
@@ -238,7 +250,11 @@ fn processors() -> u32 {
 ///
 /// # Errors
 /// The errors of the engine.
-pub fn write(cache: &Cache<Surroundings>, place: u64, data: &[u8]) -> Result<bool> {
+pub fn write<P: Pmem + 'static>(
+    cache: &Cache<ProcessEnvironment<P>>,
+    place: u64,
+    data: &[u8],
+) -> Result<bool> {
     let range = ByteRange::at(place, data.len() as u64);
     Ok(matches!(cache.write(range, data, Waker::noop())?, Admission::Done(_)))
 }

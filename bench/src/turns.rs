@@ -144,6 +144,22 @@ pub fn compare<E>(
     Ok(Comparison::of(&play(rounds, [&mut a, &mut b])?))
 }
 
+/// As [`compare`], in turns in the order A B B A: what comes first in a pair has no advantage, and no disadvantage.
+///
+/// # Errors
+/// The error of a contestant; it ends the comparison.
+pub fn compare_both_orders<E>(
+    rounds: usize,
+    a: impl Fn() -> Result<Turn, E>,
+    b: impl Fn() -> Result<Turn, E>,
+) -> Result<Comparison, E> {
+    let found = play(rounds, [&mut || a(), &mut || b(), &mut || b(), &mut || a()])?;
+    let pair =
+        |[a, b, later_b, later_a]: &[f64; 4]| [f64::midpoint(*a, *later_a), f64::midpoint(*b, *later_b)];
+    let figures = found.figures.iter().map(pair).collect();
+    Ok(Comparison::of(&Rounds { figures, disturbed: found.disturbed }))
+}
+
 /// Runs all contestants in turns until `rounds` turns of each were undisturbed, after one turn of each that does not count. If
 /// the machine is too busy for that, the disturbed turns count, too.
 ///

@@ -123,6 +123,22 @@ fn a_channel_between_two_hosts_is_measured() {
     assert!(number(&figures, "/hosts/channel_read_4k_over_local") > 0.0);
     // Coherent memory keeps its promises.
     assert!(number(&figures, "/hosts/channel_repeated") == 0.0);
+    assert_has_verdict(&figures, &["/hosts/shared_write_cost"]);
+    assert!(number(&figures, "/hosts/shared_write_4k_over_unshared") > 0.0);
+    assert_eq!(number(&figures, "/hosts/shared_hosts"), 4.0);
+    assert_has_verdict(&figures, &["/hosts/idle_cpu_percent"]);
+    assert_eq!(number(&figures, "/hosts/idle_cpu_percent_detail/threads/0"), 1.0, "one thread serves");
+    for figure in ["", "_write_4k_qd1_over_plain", "_write_4k_qd32_over_plain"] {
+        let path = if figure.is_empty() { "shared_device_cost" } else { &format!("shared_device{figure}") };
+        assert!(number(&figures, &format!("/hosts/{path}")) > 0.0);
+    }
+    for figure in ["channel_over_nbd", "channel_polled_over_nbd"] {
+        assert!(number(&figures, &format!("/hosts/{figure}")) > 0.0);
+        for name in ["write_4k_qd1", "write_4k_qd32", "read_4k_qd1", "read_4k_qd32"] {
+            assert!(number(&figures, &format!("/hosts/{figure}_{name}")) > 0.0);
+            assert!(number(&figures, &format!("/hosts/{figure}_detail/{name}")) > 0.0);
+        }
+    }
 }
 
 #[test]

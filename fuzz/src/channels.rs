@@ -22,6 +22,8 @@ const OPERATIONS: [Operation; 5] =
 /// Sessions of the client and of the server, while they follow the rules.
 const CLIENT: u64 = 11;
 const SERVER: u64 = 22;
+/// The process of the server, while it follows the rules.
+const PROCESS: u32 = 23;
 /// Acts of one input.
 const ACTS_MAX: usize = 200;
 
@@ -96,7 +98,8 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
         if input.is_empty() {
             break;
         }
-        match input.u8() % 8 {
+        let act = input.u8();
+        match act % 8 {
             0 => {
                 let header = ClientHeader {
                     crc: 0.into(),
@@ -145,12 +148,27 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
                 assert!(ground.of_others(areas.server) == before, "the server stored in an area of others");
             }
             _ => {
-                // It restarts: what it had in flight ends with the process.
+                // It restarts: what it had in flight ends with the process. It continues the session or begins with this number again.
                 taken.clear();
-                (server, sequence) = (open(SERVER), 0);
+                server = open(SERVER);
+                if act & 8 == 0 {
+                    sequence = 0;
+                }
             }
         }
     }
+    settle(&mut server, taken, shape);
+}
+
+/// What a former process has left is complete after some polls, whatever the client has stored.
+fn settle(server: &mut Server<CrashMemory>, mut taken: Vec<Request>, shape: ChannelShape) {
+    for _ in 0..=shape.entries() {
+        server.poll(&mut taken).unwrap_or_else(|error| panic!("{error}"));
+        for Request { id, buffer, .. } in taken.drain(..) {
+            server.complete(Completion { id, result: Ok(()), buffer });
+        }
+    }
+    assert!(server.is_settled(), "a client delays others");
 }
 
 /// A request that the server hands out can be executed.
@@ -189,9 +207,10 @@ fn use_device(ground: &Ground, input: &mut Input<'_>) {
                     sequence: near(input, completions).into(),
                     request: near(input, completions).into(),
                     status: (near(input, 0) as u32).into(),
-                    reserved: [0; 20],
+                    process: (near(input, u64::from(PROCESS)) as u32).into(),
+                    reserved: [0; 16],
                 };
-                ground.forge(areas.server, shape.entry(completions), &entry.sealed());
+                ground.forge(areas.server, shape.completion(completions), &entry.sealed());
                 completions += 1;
             }
             3 => ground.forge_bytes(areas.server, input),
@@ -234,7 +253,8 @@ fn forge_server(ground: &Ground, input: &mut Input<'_>) {
         atomic_unit: (near(input, 4096) as u32).into(),
         discard_granularity: (near(input, 4096) as u32).into(),
         flags: u32::from(input.u8()).into(),
-        reserved: [0; 8],
+        process: (near(input, u64::from(PROCESS)) as u32).into(),
+        next: (near(input, 0) as u32).into(),
     };
     ground.forge(ground.areas.server, 0, &header.sealed());
 }
@@ -262,9 +282,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let hello = [&[0, 255, 0, 255, 255, 0][..], &[5, 255]].concat();
     let submission = |operation: u8| [&[1][..], &same(7), &[operation, 0], &[5, 255]].concat();
     let served: Vec<u8> = (0..7).flat_map(submission).chain([5, 0, 5, 1, 6, 160]).collect();
-    let ready = [&[0][..], &same(9), &[5], &[6]].concat();
+    let ready = [&[0][..], &same(9), &[5], &same(2), &[6]].concat();
     let used: Vec<u8> =
-        (0..5).flat_map(|operation| [4, operation, 1, 9, 6, 1].into_iter().chain(same(6))).collect();
+        (0..5).flat_map(|operation| [4, operation, 1, 9, 6, 1].into_iter().chain(same(7))).collect();
     // One data place more than the areas have room for, and reads of it.
     let larger =
         [&[6, 0, 255, 0, 41, 255, 0, 5, 255][..], &[&[1][..], &same(6), &[41, 1, 0]].concat().repeat(4)]
@@ -275,6 +295,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     for flags in [0, 2, 6] {
         seeds.push([&[flags][..], &hello, &served].concat());
         seeds.push([&[flags][..], &hello, &served, &[7], &hello, &served].concat());
+        // Its session continues, with requests in flight.
+        seeds.push([&[flags][..], &hello, &served, &[15], &served, &[5, 255, 15], &served].concat());
         seeds.push([&[flags][..], &hello, &[4, 0, 1, 40], &same(40), &served].concat());
         seeds.push([&[flags | 1][..], &ready, &used, &[6, 7, 6]].concat());
         seeds
@@ -290,9 +312,9 @@ mod tests {
     #[test]
     fn requests_reach_the_device_of_a_server() {
         let ground = Ground::new(ChannelShape::new(4, 4096).expect("it is possible"));
-        let input = seeds().swap_remove(12);
+        let input = seeds().swap_remove(14);
         serve(&ground, &mut Input(&input[1..]));
-        let completion = ground.bytes(ByteRange::at(ground.areas.server + ground.shape.entry(3), 64));
+        let completion = ground.bytes(ByteRange::at(ground.areas.server + ground.shape.completion(3), 64));
         let line = completion.try_into().expect("a line");
         assert!(ChannelCompletion::decode(&line).verify().is_some(), "four requests are complete");
     }

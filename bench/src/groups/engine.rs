@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::scale::Scale;
 use cbd_pmem::Mapping;
 use cbd_types::Result;
-pub use pair::Pair;
+pub use pair::{Pair, write};
 use std::sync::Arc;
 
 /// Runs the measurements.

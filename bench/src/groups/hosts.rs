@@ -1,8 +1,18 @@
-//! What it costs to use a block device of another host through a channel: requests of one thread to the cache itself, against the same
-//! through shared memory to a thread that serves it.
+//! Several hosts on one region: what it costs to use a block device of another host through a channel, beside NBD and while it is idle,
+//! and what it costs that a region is shared.
+//!
+//! Here: requests of one thread to the cache itself, against the same through shared memory to a thread that serves it.
 //!
 //! Invariants: both threads poll, and each has a processor; the memory is coherent. Background work runs between the turns, not in
 //! them.
+
+mod connected;
+mod idle;
+mod over_nbd;
+mod region;
+mod shared;
+mod sharing;
+mod threads;
 
 use super::engine::Pair;
 use crate::Figures;
@@ -39,6 +49,17 @@ type Local = Queue<Surroundings, Box<dyn PollableQueue>>;
 /// # Errors
 /// The errors of the engine.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+    shared::run(options, figures)?;
+    let mut connected = connected::Connected::new(&Scale::of(options))?;
+    idle::run(options, &mut connected, figures)?;
+    over_nbd::run(options, &mut connected, figures)?;
+    sharing::run(options, &mut connected, figures)?;
+    connected.close()?;
+    // Last, because it alone needs both processors the whole time.
+    channel(options, figures)
+}
+
+fn channel(options: &Options, figures: &mut Figures) -> Result<()> {
     let scale = Scale::of(options);
     let mapping = Arc::new(Mapping::anonymous(2 * scale.region)?);
     let mut pair = Pair::new(&mapping, scale, options.rounds(), None)?;
@@ -107,7 +128,7 @@ impl Remote {
     /// Requests at these places with at most `depth` in flight.
     fn play(&mut self, operation: Operation, places: &[u64], sources: &Sources, depth: usize) -> Result<()> {
         let (mut next, mut flying) = (0, 0);
-        let begun = Instant::now();
+        let mut last = Instant::now();
         while next < places.len() || flying > 0 {
             while next < places.len() && flying < depth {
                 let mut buffer = self.spare.pop().unwrap_or_else(|| AlignedBuffer::zeroed(4096));
@@ -120,12 +141,15 @@ impl Remote {
                 (next, flying) = (next + 1, flying + 1);
             }
             self.client.poll(&mut self.done);
+            if !self.done.is_empty() {
+                last = Instant::now();
+            }
             for completion in self.done.drain(..) {
                 completion.result?;
                 self.spare.push(completion.buffer);
                 flying -= 1;
             }
-            if begun.elapsed() > TIMEOUT {
+            if last.elapsed() > TIMEOUT {
                 return Err(Error::new(ErrorKind::TimedOut, "the channel does not answer"));
             }
             std::hint::spin_loop();

@@ -248,6 +248,9 @@ pub enum Command {
         /// Its own name; without one it has that of its backend
         #[arg(long, value_parser = name)]
         name: Option<String>,
+        /// Let several hosts have a block device on the backend, each started with this: for cluster file systems and live migration
+        #[arg(long)]
+        shared: bool,
     },
     /// Remove a block device
     DevStop {

@@ -210,9 +210,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.list(&list, backend_table)
         }
         Command::Live(command) => crate::live::execute(command, plain, output),
-        Command::DevStart { on, backend, export, allow_remote, require_kernel, name } => {
+        Command::DevStart { on, backend, export, allow_remote, require_kernel, name, shared } => {
             let export = chosen_export(export, require_kernel)?;
-            let request = StartBlkdev { backend, export, allow_remote, name };
+            let request = StartBlkdev { backend, export, allow_remote, name, shared };
             let blkdev: BlkdevInfo =
                 client.post(&format!("/v1/transports/{}/blkdevs", on.transport), &request)?;
             warn(blkdev.note.as_slice());

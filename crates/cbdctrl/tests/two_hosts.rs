@@ -12,6 +12,7 @@ use cbd_testkit::Client;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::pattern::{Random, seed};
@@ -176,6 +177,110 @@ fn neither_host_loses_a_write_when_it_or_the_other_one_is_killed() {
             file.read_exact_at(&mut found, block * BLOCK).expect("the disk");
             assert_eq!(found, contents(block, *version), "block {block} of the disk");
         }
+    }
+}
+
+/// What both hosts have written to a backend that they share: the version of each block, which one client uses at a time.
+struct Shared {
+    versions: Vec<Mutex<u64>>,
+    next: AtomicU64,
+    is_over: AtomicBool,
+}
+
+impl Shared {
+    /// Reads what the last client has written, whichever that was, and writes. Connections may end only if `may_end` says so.
+    fn run(&self, socket: &Path, may_end: &AtomicBool, done: &AtomicU64, seed: u64) {
+        let mut random = Random(seed);
+        let mut client = connect(socket);
+        let end = Instant::now() + TIMEOUT;
+        while !self.is_over.load(Ordering::Relaxed) {
+            assert!(Instant::now() < end, "the kills take too long");
+            let block = random.below(self.versions.len() as u64);
+            let Ok(mut known) = self.versions[block as usize].try_lock() else { continue };
+            let mut also = None;
+            while let Err(()) = self.use_block(&mut client, block, &mut known, &mut also, &mut random) {
+                assert!(may_end.load(Ordering::SeqCst), "a request failed while its daemon lived");
+                client = connect(socket);
+            }
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes the next version once the block is of version `known`, or `also` of a write that was in flight when the connection ended.
+    fn use_block(
+        &self,
+        client: &mut Client,
+        block: u64,
+        known: &mut u64,
+        also: &mut Option<u64>,
+        random: &mut Random,
+    ) -> Result<(), ()> {
+        let mut found = vec![0; BLOCK as usize];
+        client.read(block * BLOCK, &mut found).map_err(drop)?;
+        let is = |version: u64| match version {
+            0 => found.iter().all(|byte| *byte == 0),
+            _ => found == contents(block, version),
+        };
+        let version = [Some(*known), *also].into_iter().flatten().find(|version| is(*version));
+        *known =
+            version.unwrap_or_else(|| panic!("block {block} is not of version {known}, nor of {also:?}"));
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        *also = Some(next);
+        client.write(block * BLOCK, &contents(block, next), random.below(8) == 0).map_err(drop)?;
+        *known = next;
+        Ok(())
+    }
+}
+
+#[test]
+fn hosts_that_share_a_backend_see_what_the_other_one_has_written_whichever_is_killed() {
+    let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
+    let (a, b, disk) = two_hosts(Fixture::new(), Fixture::new());
+    let mut hosts = [a, b];
+    for host in &hosts {
+        host.ok(&["dev-start", "-b", "0", "--shared", "-e", &host.nbd()]);
+    }
+    let mut random = Random(seed());
+    let shared = Shared {
+        versions: (0..SIZE / BLOCK / 8).map(|_| Mutex::new(0)).collect(),
+        next: AtomicU64::new(1),
+        is_over: AtomicBool::new(false),
+    };
+    let may_end = [false, false].map(AtomicBool::new);
+    let done = [0, 0].map(AtomicU64::new);
+    let sockets = [0, 1].map(|host: usize| hosts[host].path("nbd.sock"));
+    std::thread::scope(|scope| {
+        for host in 0..2 {
+            let (shared, socket, may_end, done) = (&shared, &sockets[host], &may_end[host], &done[host]);
+            let seed = random.number();
+            scope.spawn(move || shared.run(socket, may_end, done, seed));
+        }
+        for kill in 0..kills as usize {
+            let before = done.each_ref().map(|done| done.load(Ordering::Relaxed));
+            until("both clients make progress", || {
+                done.iter().zip(&before).all(|(done, before)| done.load(Ordering::Relaxed) > before + 50)
+            });
+            std::thread::sleep(Duration::from_millis(random.below(50)));
+            let (host, may_end) = (&mut hosts[kill % 2], &may_end[kill % 2]);
+            may_end.store(true, Ordering::SeqCst);
+            host.kill();
+            std::thread::sleep(Duration::from_millis(random.below(100)));
+            host.start();
+            until("it is served again", || host.json(&["dev-list", "--json"])[0]["alive"] == true);
+            may_end.store(false, Ordering::SeqCst);
+        }
+        shared.is_over.store(true, Ordering::Relaxed);
+    });
+    println!("{kills} kills, {:?} turns", done.each_ref().map(|done| done.load(Ordering::Relaxed)));
+    let [a, b] = hosts;
+    b.ok(&["dev-stop", "-d", "1"]);
+    until("the other host has noticed it", || a.run(&["backend-stop", "-b", "0"]).code == 0);
+    let file = std::fs::File::open(&disk).expect("the disk");
+    for (block, version) in (0..).zip(&shared.versions) {
+        let version = *version.lock().expect("no client has failed");
+        let mut found = vec![0; BLOCK as usize];
+        file.read_exact_at(&mut found, block * BLOCK).expect("the disk");
+        assert!(version == 0 || found == contents(block, version), "block {block} of the disk");
     }
 }
 

@@ -34,6 +34,34 @@ pub fn observe_line<M: Pmem>(region: &Region<M>, at: u64) -> Option<[u8; LINE as
     Some(line)
 }
 
+/// Stores a header in both of its lines and makes it visible. The second line is first: while the first one is incomplete, the other
+/// side and a later process of this one find the new header in the second.
+pub fn publish_header<M: Pmem>(region: &Region<M>, area: u64, line: &[u8; LINE as usize]) {
+    if MutationPoint::ChannelHeaderSecond.is_active() {
+        publish_line(region, MutationPoint::ChannelHeaderPublish, area + LINE, line);
+    }
+    publish_line(region, MutationPoint::ChannelHeaderPublish, area, line);
+}
+
+/// The header of an area, as it is now; `None` if neither line has one.
+pub fn observe_header<M: Pmem, H>(
+    region: &Region<M>,
+    area: u64,
+    verify: impl Fn(&[u8; LINE as usize]) -> Option<H>,
+) -> Option<H> {
+    let read = |at| observe_line(region, at).and_then(|line| verify(&line));
+    read(area).or_else(|| read(area + LINE))
+}
+
+/// Clears the checksum of a line that a former process has not stored completely. Otherwise the other side could find the line of the
+/// former process whole while the next one is stored over it: the words that are missing may be the same in both.
+pub fn clear_torn<M: Pmem>(region: &Region<M>, at: u64, is_whole: impl Fn(&[u8; LINE as usize]) -> bool) {
+    let is_whole = observe_line(region, at).is_some_and(|line| is_whole(&line));
+    if !is_whole && MutationPoint::ChannelTornCleared.is_active() {
+        region.share(MutationPoint::ChannelEntryPublish, at, &[0; 8]);
+    }
+}
+
 /// Stores data and makes it visible, before what is published after it.
 pub fn publish_data<M: Pmem>(region: &Region<M>, at: u64, data: &[u8]) {
     region.share(MutationPoint::ChannelDataPublish, at, data);

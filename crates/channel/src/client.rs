@@ -1,8 +1,10 @@
 //! The side of a channel that submits requests.
 
 use crate::Areas;
-use crate::area::{observe_data, observe_line, publish_data, publish_line, reserve};
-use crate::wire::{STATUS_AGAIN, geometry_of, has_data, kind_of, number_of};
+use crate::area::{
+    observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
+};
+use crate::wire::{STATUS_AGAIN, changes, geometry_of, has_data, kind_of, number_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{CLIENT_MAGIC, FLAG_FUA, FLAG_METADATA, SERVER_READY};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission, crc32c};
@@ -37,7 +39,7 @@ struct Part {
 
 impl Part {
     const fn changes(&self) -> bool {
-        !matches!(self.operation, Operation::Read | Operation::Flush)
+        changes(self.operation)
     }
 
     /// Whether it must not be in flight together with an earlier one.
@@ -47,10 +49,12 @@ impl Part {
     }
 }
 
-/// The session of a server, and the geometry of the device.
+/// The session of a server, the process that has it now, and the geometry of the device.
 #[derive(Clone, Copy)]
 struct Served {
     session: u64,
+    /// The process whose completions count.
+    process: u32,
     geometry: Geometry,
 }
 
@@ -67,6 +71,8 @@ pub struct Client<M: Pmem> {
     completed: u64,
     /// The number in the header by which all completions are asked for again.
     again: u64,
+    /// Whether all completions that are there are to be counted again.
+    is_recounting: bool,
     idle: u32,
     repeated: u64,
     /// What is in flight, by data place.
@@ -90,9 +96,9 @@ impl<M: Pmem> Client<M> {
     pub fn open(region: Arc<Region<M>>, areas: Areas, shape: ChannelShape, session: u64) -> Result<Self> {
         let (mut places, mut of_entries) = (Vec::new(), Vec::new());
         reserve(&mut places, shape.places() as usize)?;
-        reserve(&mut of_entries, shape.places() as usize)?;
+        reserve(&mut of_entries, shape.entries() as usize)?;
         places.resize(shape.places() as usize, None);
-        of_entries.resize(shape.places() as usize, 0);
+        of_entries.resize(shape.entries() as usize, 0);
         let client = Self {
             region,
             areas,
@@ -103,6 +109,7 @@ impl<M: Pmem> Client<M> {
             submitted: 0,
             completed: 0,
             again: 0,
+            is_recounting: false,
             idle: 0,
             repeated: 0,
             places,
@@ -127,8 +134,7 @@ impl<M: Pmem> Client<M> {
             is_closed: u32::from(is_closed).into(),
             reserved: [0; 28],
         };
-        let (at, point) = (self.areas.client, MutationPoint::ChannelHeaderPublish);
-        publish_line(&self.region, point, at, &header.sealed());
+        publish_header(&self.region, self.areas.client, &header.sealed());
     }
 
     /// The geometry of the device, once a server has accepted the session.
@@ -183,7 +189,8 @@ impl<M: Pmem> Client<M> {
 
     fn reserve_for(&mut self, request: &Request) -> Result<()> {
         let pieces = self.pieces(request).count();
-        self.waiting.try_reserve(pieces).map_err(|_| no_memory())?;
+        // What is in flight may have to wait again.
+        self.waiting.try_reserve(pieces + self.places.len()).map_err(|_| no_memory())?;
         let taken = self.in_flight() + 1;
         reserve(&mut self.free, taken)?;
         reserve(&mut self.wholes, 1)
@@ -214,7 +221,7 @@ impl<M: Pmem> Client<M> {
             return;
         }
         let mut index = 0;
-        while index < self.waiting.len() {
+        while index < self.waiting.len() && self.is_entry_free() {
             let Some(place) = self.free_place() else { return };
             let part = self.waiting[index];
             let mut earlier = self.places.iter().flatten().chain(self.waiting.range(..index));
@@ -225,6 +232,15 @@ impl<M: Pmem> Client<M> {
             self.waiting.remove(index);
             self.send(part, place);
         }
+    }
+
+    /// Whether the request whose entry the next one replaces is complete. A later process of the server finds what is outstanding in
+    /// the ring.
+    fn is_entry_free(&self) -> bool {
+        let entries = self.of_entries.len() as u64;
+        let last = self.places[self.of_entries[(self.submitted % entries) as usize]];
+        let is_used = last.is_some_and(|part| part.sequence + entries == self.submitted);
+        !(is_used && MutationPoint::ChannelEntryKept.is_active())
     }
 
     fn free_place(&self) -> Option<usize> {
@@ -300,16 +316,43 @@ impl<M: Pmem> Client<M> {
     }
 
     fn next_completion(&self) -> Option<ChannelCompletion> {
-        let served = self.served?;
         if self.completed == self.submitted {
             return None;
         }
-        let line = observe_line(&self.region, self.areas.server + self.shape.entry(self.completed))?;
+        let found = self.completion_at(self.completed)?;
+        MutationPoint::ChannelSequence.holds(found.sequence.get() == self.completed).then_some(found)
+    }
+
+    /// The completion in the place of this number, if it counts.
+    fn completion_at(&self, number: u64) -> Option<ChannelCompletion> {
+        let served = self.served?;
+        let line = observe_line(&self.region, self.areas.server + self.shape.completion(number))?;
         let found = ChannelCompletion::decode(&line).verify()?;
         let is_ours = found.client.get() == self.session
             && MutationPoint::ChannelServerSession.holds(found.server.get() == served.session)
-            && MutationPoint::ChannelSequence.holds(found.sequence.get() == self.completed);
+            && MutationPoint::ChannelProcess.holds(found.process.get() == served.process);
         is_ours.then_some(found)
+    }
+
+    /// Another process has taken over: the client may have seen completions that a former process has stored late, in the places of others,
+    /// and counts as the new one does from now on. Those that were stored by now count again: what they complete, is in flight or not.
+    fn count_again(&mut self, done: &mut Vec<Completion>) {
+        if !MutationPoint::ChannelCount.is_active() {
+            return;
+        }
+        let places = self.shape.completions();
+        let at = |client: &Self, place| {
+            let found = client.completion_at(place)?;
+            (found.sequence.get() % places == place).then_some(found)
+        };
+        let last = (0..places).filter_map(|place| at(self, place)).map(|found| found.sequence.get()).max();
+        self.completed = last.map_or(0, |last| last + 1);
+        // All up to the last one that was seen are there, if the line has no damage.
+        for place in 0..places {
+            if let Some(found) = at(self, place).filter(|found| Some(found.sequence.get()) <= last) {
+                self.take(&found, done);
+            }
+        }
     }
 
     /// A part is complete. A completion of nothing in flight changes nothing.
@@ -326,7 +369,8 @@ impl<M: Pmem> Client<M> {
             Ok(true) => self.end_part(&part, Ok(()), done),
             Ok(false) if part.tries + 1 < TRIES => {
                 self.repeated += 1;
-                self.send(Part { tries: part.tries + 1, ..part }, place);
+                // There is memory, and what overlaps it is behind it.
+                self.waiting.push_front(Part { tries: part.tries + 1, ..part });
             }
             Ok(false) => {
                 let text = format!("data did not come through the region as it was sent, {TRIES} times");
@@ -360,10 +404,10 @@ impl<M: Pmem> Client<M> {
         }
     }
 
-    /// Notices a server that has accepted the session, one that has followed it, and the end of the channel.
+    /// Notices a server that has accepted the session, one that has followed it, another size of the device, and the end of the channel.
     fn look_at_server(&mut self, done: &mut Vec<Completion>) {
-        let Some(line) = observe_line(&self.region, self.areas.server) else { return };
-        let Some(header) = ServerHeader::decode(&line).verify() else { return };
+        let verify = |line: &_| ServerHeader::decode(line).verify();
+        let Some(header) = observe_header(&self.region, self.areas.server, verify) else { return };
         if header.client.get() != self.session {
             return;
         }
@@ -371,11 +415,15 @@ impl<M: Pmem> Client<M> {
             return self.end_all(done);
         }
         let session = header.session.get();
-        if self.served.is_some_and(|served| served.session == session) {
+        let Some(geometry) = geometry_of(&header, self.shape) else { return };
+        let process = header.process.get();
+        let before = self.served.replace(Served { session, process, geometry });
+        if let Some(before) = before.filter(|before| before.session == session) {
+            if before.process != process || core::mem::take(&mut self.is_recounting) {
+                self.count_again(done);
+            }
             return;
         }
-        let Some(geometry) = geometry_of(&header, self.shape) else { return };
-        self.served = Some(Served { session, geometry });
         (self.submitted, self.completed) = (0, 0);
         if MutationPoint::ChannelReplay.is_active() {
             self.submit_again();
@@ -416,6 +464,7 @@ impl<M: Pmem> Client<M> {
             }
         }
         self.again += 1;
+        self.is_recounting = true;
         self.store_header(self.is_closed);
     }
 

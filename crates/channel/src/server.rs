@@ -1,11 +1,15 @@
 //! The side of a channel that executes requests.
 
 use crate::Areas;
-use crate::area::{observe_data, observe_line, publish_data, publish_line, reserve};
-use crate::wire::{STATUS_AGAIN, has_data, header_of, operation_of, status_of};
-use alloc::{format, sync::Arc, vec::Vec};
+use crate::area::{
+    clear_torn, observe_data, observe_header, observe_line, publish_data, publish_header, publish_line,
+    reserve,
+};
+use crate::resume::{self, BLANK, Former, Left, Line};
+use crate::wire::{STATUS_AGAIN, changes, has_data, header_of, operation_of, status_of};
+use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY};
-use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, Submission, crc32c};
+use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission, crc32c};
 use cbd_types::{
     ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
     Request, Result, SpareBuffers,
@@ -42,7 +46,11 @@ struct Session {
     /// How many those are.
     in_flight: usize,
     /// The last completions, by their place in the ring.
-    lines: Vec<[u8; LINE as usize]>,
+    lines: Vec<Line>,
+    /// Requests without a completion that a former process has left and that are still to be handed out, in order.
+    outstanding: VecDeque<Submission>,
+    /// The number of the first submission that a former process cannot have taken.
+    resumed: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -53,23 +61,38 @@ struct InFlight {
 
 impl Session {
     fn new(header: &ClientHeader, shape: ChannelShape) -> Result<Self> {
-        let (mut places, mut lines) = (Vec::new(), Vec::new());
+        let mut lines = Vec::new();
+        reserve(&mut lines, shape.completions() as usize)?;
+        lines.resize(shape.completions() as usize, [0; LINE as usize]);
+        Self::from(header, shape, Left { taken: 0, completed: 0, lines, outstanding: VecDeque::new() })
+    }
+
+    /// A session that continues.
+    fn from(header: &ClientHeader, shape: ChannelShape, left: Left) -> Result<Self> {
+        let mut places = Vec::new();
         reserve(&mut places, shape.places() as usize)?;
-        reserve(&mut lines, shape.places() as usize)?;
         places.resize(shape.places() as usize, None);
-        lines.resize(shape.places() as usize, [0; LINE as usize]);
-        let (client, again) = (header.session.get(), header.again.get());
         Ok(Self {
-            client,
+            client: header.session.get(),
             shape,
-            taken: 0,
-            completed: 0,
-            again,
+            taken: left.taken,
+            completed: left.completed,
+            again: header.again.get(),
             is_ending: false,
             places,
             in_flight: 0,
-            lines,
+            lines: left.lines,
+            outstanding: left.outstanding,
+            resumed: left.taken,
         })
+    }
+
+    /// Whether a change of a former process is still to be handed out or in flight.
+    fn has_former(&self) -> bool {
+        let mut to_come = self.outstanding.iter().filter(|_| !self.is_ending);
+        let mut in_flight = self.places.iter().flatten().filter(|one| one.sequence < self.resumed);
+        to_come.any(|found| operation_of(found.operation.get()).is_none_or(changes))
+            || in_flight.any(|one| changes(one.operation))
     }
 }
 
@@ -80,8 +103,15 @@ pub struct Server<M: Pmem> {
     /// Bytes of each area.
     area_bytes: u64,
     session: u64,
+    /// The number of this process in completions, and the one that it takes over from.
+    process: u32,
+    from: Option<u32>,
     geometry: Geometry,
     serving: Option<Session>,
+    /// The session of the former process, until it is known whether it continues.
+    former: Option<Former>,
+    /// Whether lines that a former process has stored in part were cleared.
+    has_cleared: bool,
     /// The client whose session has ended last. It does not begin again: its requests would be executed twice.
     ended: u64,
     idle: u32,
@@ -90,8 +120,10 @@ pub struct Server<M: Pmem> {
 }
 
 impl<M: Pmem> Server<M> {
-    /// Begins a session, with a random number that was never used before, between areas of `area_bytes` bytes. It accepts a client
-    /// when it [polls](Self::poll).
+    /// Begins with areas of `area_bytes` bytes. It accepts a client when it [polls](Self::poll). The first poll continues the session of
+    /// a former process if that can be; otherwise the session has this random number, which was never used before.
+    ///
+    /// No other process serves the device from now on. What a former one, which was paused, stores in the server's area late, costs time.
     #[must_use]
     pub fn open(
         region: Arc<Region<M>>,
@@ -100,8 +132,25 @@ impl<M: Pmem> Server<M> {
         session: u64,
         geometry: Geometry,
     ) -> Self {
-        let (session, spare) = (session.max(1), SpareBuffers::new(SPARE_BYTES));
-        Self { region, areas, area_bytes, session, geometry, serving: None, ended: 0, idle: 0, spare }
+        let (session, process) = (session.max(1), process_of(session));
+        let header = observe_header(&region, areas.server, |line| ServerHeader::decode(line).verify());
+        let former = header.filter(|header| header.state.get() == SERVER_READY);
+        let former = former.filter(|_| MutationPoint::ChannelResume.is_active());
+        Self {
+            region,
+            areas,
+            area_bytes,
+            session,
+            process,
+            from: None,
+            geometry,
+            serving: None,
+            former: former.map(|header| Former::of(&header)),
+            has_cleared: false,
+            ended: 0,
+            idle: 0,
+            spare: SpareBuffers::new(SPARE_BYTES),
+        }
     }
 
     /// Whom it serves.
@@ -114,17 +163,42 @@ impl<M: Pmem> Server<M> {
         }
     }
 
+    /// Whether no change is outstanding any more that was so when a former process ended. Until then other requests wait: such a change may
+    /// be executed a second time. It waits for nothing that a client has to do.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.former.is_none() && !self.serving.as_ref().is_some_and(Session::has_former)
+    }
+
+    /// Whether a request that was handed out was outstanding when a former process ended.
+    #[must_use]
+    pub fn is_former(&self, request: u64) -> bool {
+        self.serving.as_ref().is_some_and(|session| request < session.resumed)
+    }
+
     /// Requests that were handed out and are not complete.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.serving.as_ref().map_or(0, |session| session.in_flight)
     }
 
-    /// Moves new requests to `requests`. Each is to be [completed](Self::complete). Does not block.
+    /// Moves new requests to `requests`. Each is to be [completed](Self::complete). Does not block. The first call has all requests that
+    /// a former process has left, if the client follows the rules.
     ///
     /// # Errors
     /// [`ErrorKind::System`] without memory for a client: it can be tried again.
     pub fn poll(&mut self, requests: &mut Vec<Request>) -> Result<()> {
+        if !self.has_cleared {
+            self.has_cleared = true;
+            for line in [0, LINE] {
+                let is_whole = |line: &_| ServerHeader::decode(line).verify().is_some();
+                clear_torn(&self.region, self.areas.server + line, is_whole);
+            }
+        }
+        if self.former.is_some() {
+            self.look_at_client()?;
+            self.former = None;
+        }
         let mut has_taken = false;
         // Bounded, whatever the client stores.
         for _ in 0..self.serving.as_ref().map_or(0, |session| session.places.len()) {
@@ -141,23 +215,28 @@ impl<M: Pmem> Server<M> {
         Ok(())
     }
 
-    fn next_submission(&self) -> Option<Submission> {
-        let session = self.serving.as_ref().filter(|session| !session.is_ending)?;
+    fn next_submission(&mut self) -> Option<Submission> {
+        let session = self.serving.as_mut().filter(|session| !session.is_ending)?;
         // A client that follows the rules has no more.
         if session.in_flight == session.places.len() {
             return None;
+        }
+        if let Some(found) = session.outstanding.pop_front() {
+            return Some(found);
         }
         let line = observe_line(&self.region, self.areas.client + session.shape.entry(session.taken))?;
         let found = Submission::decode(&line).verify()?;
         let is_ours = MutationPoint::ChannelClientSession.holds(found.client.get() == session.client)
             && MutationPoint::ChannelServerSession.holds(found.server.get() == self.session)
             && MutationPoint::ChannelSequence.holds(found.sequence.get() == session.taken);
-        is_ours.then_some(found)
+        if !is_ours {
+            return None;
+        }
+        session.taken += 1;
+        Some(found)
     }
 
     fn take(&mut self, found: &Submission, requests: &mut Vec<Request>) {
-        let Some(session) = &mut self.serving else { return };
-        session.taken += 1;
         let (sequence, place) = (found.sequence.get(), found.place.get() as usize);
         let operation = match self.check(found) {
             Ok(operation) => operation,
@@ -182,7 +261,7 @@ impl<M: Pmem> Server<M> {
         let flags = found.flags.get();
         let class = if flags & FLAG_METADATA != 0 { Class::Metadata } else { Class::Unmarked };
         // Only changes can be FUA requests, whatever the entry says.
-        let fua = flags & FLAG_FUA != 0 && !matches!(operation, Operation::Read | Operation::Flush);
+        let fua = flags & FLAG_FUA != 0 && changes(operation);
         requests.push(Request { id: sequence, operation, range, fua, class, buffer });
     }
 
@@ -245,23 +324,23 @@ impl<M: Pmem> Server<M> {
             sequence: session.completed.into(),
             request: request.into(),
             status: status.into(),
-            reserved: [0; 20],
+            process: self.process.into(),
+            reserved: [0; 16],
         };
-        let line = entry.sealed();
-        let at = self.areas.server + session.shape.entry(session.completed);
-        if let Some(kept) =
-            session.lines.get_mut((session.completed % u64::from(session.shape.places())) as usize)
-        {
+        let (line, number) = (entry.sealed(), session.completed);
+        let kept = number % session.shape.completions();
+        if let Some(kept) = session.lines.get_mut(kept as usize) {
             *kept = line;
         }
         session.completed += 1;
-        publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, &line);
+        let shape = session.shape;
+        self.publish_completion(shape, number, &line);
     }
 
     /// Notices a client, one that has followed it, and one that misses completions.
     fn look_at_client(&mut self) -> Result<()> {
-        let Some(line) = observe_line(&self.region, self.areas.client) else { return Ok(()) };
-        let Some(header) = ClientHeader::decode(&line).verify() else { return Ok(()) };
+        let verify = |line: &_| ClientHeader::decode(line).verify();
+        let Some(header) = observe_header(&self.region, self.areas.client, verify) else { return Ok(()) };
         let is_closed = header.is_closed.get() != 0;
         if let Some(session) = &mut self.serving {
             let is_same = session.client == header.session.get();
@@ -285,15 +364,28 @@ impl<M: Pmem> Server<M> {
         if session.again != again {
             session.again = again;
             self.store_header(SERVER_READY, session_of(&self.serving));
-            let Some(session) = &self.serving else { return Ok(()) };
-            for (index, line) in
-                session.lines.iter().enumerate().filter(|(_, line)| **line != [0; LINE as usize])
-            {
-                let at = self.areas.server + session.shape.entry(index as u64);
-                publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, line);
-            }
+            self.store_completions();
         }
         Ok(())
+    }
+
+    /// Stores the last completions again, each first as a copy: the line in the ring may have been another process's, and whole.
+    fn store_completions(&self) {
+        let Some(session) = &self.serving else { return };
+        let (shape, lines) = (session.shape, &session.lines);
+        for number in session.completed.saturating_sub(shape.completions())..session.completed {
+            let line = &lines[(number % shape.completions()) as usize];
+            if *line != BLANK {
+                self.publish_completion(shape, number, line);
+            }
+        }
+    }
+
+    fn publish_completion(&self, shape: ChannelShape, number: u64, line: &Line) {
+        let (area, point) = (self.areas.server, MutationPoint::ChannelEntryPublish);
+        for at in [ChannelShape::copy(self.process, number), shape.completion(number)] {
+            publish_line(&self.region, point, area + at, line);
+        }
     }
 
     fn begin(&mut self, header: &ClientHeader) -> Result<()> {
@@ -302,14 +394,51 @@ impl<M: Pmem> Server<M> {
             self.store_header(SERVER_CLOSED, header.session.get());
             return Ok(());
         };
-        self.serving = Some(Session::new(header, shape)?);
+        if !self.resume(header, shape)? {
+            self.serving = Some(Session::new(header, shape)?);
+        }
         self.store_header(SERVER_READY, header.session.get());
         Ok(())
     }
 
+    /// Continues the session of the former process; false if that cannot be.
+    fn resume(&mut self, header: &ClientHeader, shape: ChannelShape) -> Result<bool> {
+        let Some(former) = self.former.filter(|former| former.client == header.session.get()) else {
+            return Ok(false);
+        };
+        let Some(left) = resume::find(&self.region, self.areas, shape, former)? else { return Ok(false) };
+        self.serving = Some(Session::from(header, shape, left)?);
+        self.session = former.server;
+        self.take_over(former);
+        Ok(true)
+    }
+
+    /// Stores the completions that count under the number of this process: what a former one, which was paused, stores from now on does
+    /// not count. At each moment the header names all processes whose completions there are.
+    fn take_over(&mut self, former: Former) {
+        let last = if former.next == 0 { former.process } else { former.next };
+        let own = (self.process & !1) | (!last & 1);
+        let own = if own == former.process || own == 0 { own.wrapping_add(2).max(2) } else { own };
+        let mut from = former.process;
+        for process in [former.next, own].into_iter().filter(|process| *process != 0) {
+            (self.process, self.from) = (process, Some(from));
+            self.store_header(SERVER_READY, former.client);
+            if let Some(session) = &mut self.serving {
+                resume::take_over(&mut session.lines, process);
+            }
+            self.store_completions();
+            from = process;
+        }
+        self.from = None;
+    }
+
     fn store_header(&self, state: u32, client: u64) {
-        let header = header_of(self.session, state, client, &self.geometry);
-        publish_line(&self.region, MutationPoint::ChannelHeaderPublish, self.areas.server, &header.sealed());
+        let header = ServerHeader {
+            process: self.from.unwrap_or(self.process).into(),
+            next: self.from.map_or(0, |_| self.process).into(),
+            ..header_of(self.session, state, client, &self.geometry)
+        };
+        publish_header(&self.region, self.areas.server, &header.sealed());
     }
 
     /// Ends the session: the client's requests, those in flight too, complete with an error there.
@@ -318,6 +447,11 @@ impl<M: Pmem> Server<M> {
             self.store_header(SERVER_CLOSED, session_of(&self.serving));
         }
     }
+}
+
+/// The number of the process that begins with a random number.
+const fn process_of(random: u64) -> u32 {
+    (random ^ (random >> 32)) as u32 | 1
 }
 
 fn session_of(serving: &Option<Session>) -> u64 {

@@ -43,7 +43,12 @@ pub const fn has_data(operation: Operation) -> bool {
     matches!(operation, Operation::Read | Operation::Write)
 }
 
-/// The header of a server's area, without its checksum.
+/// Whether an operation changes the device.
+pub const fn changes(operation: Operation) -> bool {
+    !matches!(operation, Operation::Read | Operation::Flush)
+}
+
+/// The header of a server's area, without its checksum and the numbers of its processes.
 pub fn header_of(session: u64, state: u32, client: u64, geometry: &Geometry) -> ServerHeader {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     let flags = flag(geometry.discard, FLAG_DISCARD)
@@ -61,7 +66,8 @@ pub fn header_of(session: u64, state: u32, client: u64, geometry: &Geometry) -> 
         atomic_unit: geometry.atomic_unit.into(),
         discard_granularity: geometry.discard_granularity.into(),
         flags: flags.into(),
-        reserved: [0; 8],
+        process: 0.into(),
+        next: 0.into(),
     }
 }
 

@@ -1,8 +1,17 @@
 //! The channel between a host that uses a block device and the host that serves it: two areas of memory with one writer each.
 //!
-//! An area has a header in its first line, a ring of entries of one line each from its second line on, and a data place for each
-//! request that can be in flight, from the next page on. The client's area has submissions, the server's completions; both have the same
-//! shape, and a request has the same data place in both.
+//! An area has a header in its first two lines, a ring of entries of one line each from its seventh line on, and a data place for each
+//! request that can be in flight, from the next page on. The client's area has submissions, the server's completions; the data places
+//! are at the same offsets in both, and a request has the same one in both.
+//!
+//! Between them a server's area has copies of the last two completions, each stored before its line in the ring: where the line of the
+//! last one has damage, a later process of the server would take its request for outstanding. A process and its predecessor have other
+//! lines for them.
+//!
+//! The second line of a header is stored first: whoever finds the first one incomplete has the new header in the second.
+//!
+//! A submission is replaced only once its request is complete. The ring of completions has room for all that can follow the completion
+//! of a request whose submission is still there: a later process of the server finds in both rings what is outstanding.
 //!
 //! Invariants: each structure is one line with a checksum, complete or not there; an entry names both sessions and its number among
 //! theirs, so that no entry of another time or place counts.
@@ -17,14 +26,21 @@ use zerocopy::{
 };
 
 /// First bytes of the header of a client's area behind its checksum.
-pub const CLIENT_MAGIC: u32 = u32::from_le_bytes(*b"CBDc");
+pub const CLIENT_MAGIC: u32 = u32::from_le_bytes(*b"CBr2");
 /// The same of a server's area.
-pub const SERVER_MAGIC: u32 = u32::from_le_bytes(*b"CBDo");
+pub const SERVER_MAGIC: u32 = u32::from_le_bytes(*b"CBs2");
 
 /// [`ServerHeader::state`]: the server executes requests of the client's session.
 pub const SERVER_READY: u32 = 1;
 /// [`ServerHeader::state`]: it does not, and will not.
 pub const SERVER_CLOSED: u32 = 2;
+
+/// Lines of the header at the beginning of an area.
+const HEADER_LINES: u64 = 2;
+/// Lines behind the header for copies of the last completions: two of each of two processes.
+pub const COPY_LINES: u64 = 4;
+/// Lines of the ring of submissions for each request that can be in flight: so far can others get ahead of a slow one.
+const ENTRIES_PER_PLACE: u64 = 4;
 
 /// Requests in flight on one channel, at most.
 pub const PLACES_MAX: u32 = 256;
@@ -90,8 +106,10 @@ on_media! {
         48 discard_granularity: U32,
         /// [`FLAG_DISCARD`], [`FLAG_ROTATIONAL`] and [`FLAG_FAST_ZEROES`].
         52 flags: U32,
-        /// Zero.
-        56 reserved: [u8; 8],
+        /// The process of the server whose completions count, not 0.
+        56 process: U32,
+        /// The process that takes over, and stores the kept completions under its own number; else 0. Both count for a later one.
+        60 next: U32,
     }
 }
 
@@ -106,7 +124,7 @@ on_media! {
         8 client: U64,
         /// The server's session.
         16 server: U64,
-        /// Number among the submissions of these sessions, from 0; its place in the ring is the remainder by the places.
+        /// Number among the submissions of these sessions, from 0; its place in the ring is the remainder by its lines.
         24 sequence: U64,
         /// First byte on the device.
         32 offset: U64,
@@ -134,14 +152,16 @@ on_media! {
         8 client: U64,
         /// The server's session.
         16 server: U64,
-        /// Number among the completions of these sessions, from 0.
+        /// Number among the completions of these sessions, from 0; its place in the ring is the remainder by its lines.
         24 sequence: U64,
         /// [`Submission::sequence`] of the request.
         32 request: U64,
         /// 0 for success, or the number of the kind of the error.
         40 status: U32,
+        /// The process of the server that has stored the line.
+        44 process: U32,
         /// Zero.
-        44 reserved: [u8; 20],
+        48 reserved: [u8; 16],
     }
 }
 
@@ -183,7 +203,9 @@ macro_rules! line {
 line!(ClientHeader, |found| found.magic.get() == CLIENT_MAGIC
     && found.session.get() != 0
     && ChannelShape::new(found.places.get(), found.place_bytes.get()).is_some());
-line!(ServerHeader, |found| found.magic.get() == SERVER_MAGIC && found.session.get() != 0);
+line!(ServerHeader, |found| found.magic.get() == SERVER_MAGIC
+    && found.session.get() != 0
+    && found.process.get() != 0);
 line!(Submission, |found| found.sequence.get() < crate::COUNTER_END);
 line!(ChannelCompletion, |found| found.sequence.get() < crate::COUNTER_END);
 
@@ -218,16 +240,43 @@ impl ChannelShape {
         self.place_bytes
     }
 
-    /// Offset of the line of an entry from the beginning of its area.
+    /// Lines of the ring of submissions.
+    #[must_use]
+    pub const fn entries(&self) -> u64 {
+        self.places as u64 * ENTRIES_PER_PLACE
+    }
+
+    /// Lines of the ring of completions: those that may follow the completion of a request while its submission is there, are this
+    /// number less 1 at most, and one more line may be incomplete.
+    #[must_use]
+    pub const fn completions(&self) -> u64 {
+        self.entries() + self.places as u64
+    }
+
+    /// Offset of the line of a submission from the beginning of the client's area.
     #[must_use]
     pub const fn entry(&self, sequence: u64) -> u64 {
-        LINE + sequence % self.places as u64 * LINE
+        (HEADER_LINES + COPY_LINES + sequence % self.entries()) * LINE
+    }
+
+    /// Offset of the line of a completion from the beginning of the server's area.
+    #[must_use]
+    pub const fn completion(&self, sequence: u64) -> u64 {
+        (HEADER_LINES + COPY_LINES + sequence % self.completions()) * LINE
+    }
+
+    /// Offset of the copy of a completion, one of the last two of a process, from the beginning of the server's area. Odd processes
+    /// follow even ones.
+    #[must_use]
+    pub const fn copy(process: u32, sequence: u64) -> u64 {
+        (HEADER_LINES + process as u64 % 2 * (COPY_LINES / 2) + sequence % (COPY_LINES / 2)) * LINE
     }
 
     /// Offset of a data place from the beginning of its area.
     #[must_use]
     pub const fn data(&self, place: u32) -> u64 {
-        (LINE + self.places as u64 * LINE).next_multiple_of(PAGE) + place as u64 * self.place_bytes as u64
+        let rings = (HEADER_LINES + COPY_LINES + self.completions()) * LINE;
+        rings.next_multiple_of(PAGE) + place as u64 * self.place_bytes as u64
     }
 
     /// Bytes of an area.
@@ -274,11 +323,14 @@ mod tests {
     fn the_parts_of_an_area_are_apart() {
         for (places, bytes) in [(1, 4096), (64, 65536), (63, 4096), (PLACES_MAX, PLACE_BYTES_MAX)] {
             let shape = ChannelShape::new(places, bytes).expect("it is possible");
-            let last = shape.entry(u64::from(places) - 1);
-            assert!(
-                shape.entry(0) == LINE && last + LINE <= shape.data(0) && shape.data(0).is_multiple_of(PAGE)
-            );
-            assert_eq!(shape.entry(u64::from(places)), shape.entry(0));
+            let places_wide = u64::from(places);
+            assert_eq!((shape.entries(), shape.completions()), (4 * places_wide, 5 * places_wide));
+            assert_eq!([shape.entry(0), shape.completion(0)], [6 * LINE; 2]);
+            let last = shape.completion(shape.completions() - 1);
+            assert!(shape.entry(shape.entries() - 1) < last && last + LINE <= shape.data(0));
+            assert!(shape.data(0).is_multiple_of(PAGE));
+            assert_eq!(shape.entry(shape.entries()), shape.entry(0));
+            assert_eq!(shape.completion(shape.completions()), shape.completion(0));
             assert_eq!(shape.bytes(), shape.data(places - 1) + u64::from(bytes));
         }
         for (places, bytes) in
@@ -286,6 +338,13 @@ mod tests {
         {
             assert_eq!(ChannelShape::new(places, bytes), None);
         }
+    }
+
+    #[test]
+    fn the_last_two_completions_of_two_processes_have_copies() {
+        let copies = [(4, 0), (4, 1), (4, 2), (7, 0), (7, 1)];
+        let lines = [2, 3, 2, 4, 5].map(|line| line * LINE);
+        assert_eq!(copies.map(|(process, number)| ChannelShape::copy(process, number)), lines);
     }
 
     #[test]

@@ -183,8 +183,10 @@ on_media! {
         332 channel_segment: U32,
         /// The host that has the backend below it, plus 1; 0 if that is the host of this row.
         336 backend_host: U32,
+        /// 1 if other hosts may have blkdevs on the backend that have 1, too; else 0.
+        340 shared: U32,
         /// Zero.
-        340 reserved: [u8; 156],
+        344 reserved: [u8; 152],
     }
 }
 

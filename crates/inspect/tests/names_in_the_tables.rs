@@ -20,7 +20,7 @@ fn named(backend: &str, blkdev: &str) -> Fixture {
     let fixture = Fixture::new();
     let transport = fixture.transport();
     transport.name_backend(BackendId(0), Some(&name(backend))).expect("it is free");
-    let spec = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "auto".into() };
+    let spec = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "auto".into(), shared: false };
     transport.create_named_blkdev(&spec, Some(&name(blkdev))).expect("room");
     fixture
 }

@@ -12,6 +12,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long after its last request a queue looks for the answer without a wait.
+const SPIN: Duration = Duration::from_micros(10);
+
 /// How long requests wait without a completion before everything in flight is stored again.
 const NUDGE_AFTER: Duration = Duration::from_secs(1);
 
@@ -289,7 +292,8 @@ impl<M: Pmem + 'static> BlockDevice for RemoteDevice<M> {
             None => channel.inboxes.push(Some(inbox)),
         }
         drop(channel);
-        Ok(Box::new(RemoteQueue { channel: Arc::clone(&self.channel), number, pause, event, parked: 0 }))
+        let (channel, submitted) = (Arc::clone(&self.channel), Instant::now());
+        Ok(Box::new(RemoteQueue { channel, number, pause, event, parked: 0, submitted }))
     }
 }
 
@@ -300,6 +304,8 @@ struct RemoteQueue<M: Pmem> {
     pause: Pause,
     event: Event,
     parked: usize,
+    /// When a request was submitted last.
+    submitted: Instant,
 }
 
 impl<M: Pmem> RemoteQueue<M> {
@@ -318,6 +324,7 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
         let before = done.len();
         self.parked += 1;
         self.channel.lock().submit(self.number, request, done);
+        self.submitted = Instant::now();
         self.pause.shorten();
         self.note(done.len() - before);
     }
@@ -326,7 +333,14 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
         // Cleared first, so that the next wait sees any later signal.
         self.event.clear();
         let before = done.len();
-        self.channel.lock().poll(self.number, done);
+        loop {
+            self.channel.lock().poll(self.number, done);
+            // A host that is awake answers in less time than it takes to begin a wait.
+            if done.len() > before || self.parked == 0 || self.submitted.elapsed() >= SPIN {
+                break;
+            }
+            std::hint::spin_loop();
+        }
         self.note(done.len() - before);
     }
 

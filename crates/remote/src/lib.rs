@@ -19,11 +19,13 @@ mod device;
 mod figures;
 mod pause;
 mod service;
+mod shared;
 
 pub use device::RemoteDevice;
 pub use figures::OperationFigures;
 pub use pause::{QUIET, QUIET_WAIT_MAX, WAIT_MAX};
 pub use service::{Service, ServiceOptions};
+pub use shared::{Changes, SharedDevice};
 
 use cbd_channel::Areas;
 use cbd_format::ChannelShape;

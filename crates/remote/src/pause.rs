@@ -3,7 +3,7 @@
 use cbd_sys::event::Timer;
 use cbd_types::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The first wait: the time in which a channel usually brings an answer.
 const WAIT_MIN: Duration = Duration::from_micros(20);
@@ -19,10 +19,15 @@ pub const QUIET_WAIT_MAX: Duration = Duration::from_millis(4);
 pub const QUIET: Duration = Duration::from_millis(100);
 
 /// Waits that are doubled as long as nothing arrives, by a descriptor.
+///
+/// To set a timer takes microseconds, so one that ends early enough goes on, also when there is nothing to wait for any more: its
+/// descriptor is readable once for nothing.
 #[derive(Debug)]
 pub(crate) struct Pause {
     timer: Timer,
     next: Duration,
+    /// When the wait ends, if there is one.
+    ends: Option<Instant>,
 }
 
 impl Pause {
@@ -32,10 +37,10 @@ impl Pause {
     /// The process cannot open another descriptor.
     pub(crate) fn new() -> Result<Self> {
         let timer = Timer::new().map_err(|error| failed(&error))?;
-        Ok(Self { timer, next: WAIT_MIN })
+        Ok(Self { timer, next: WAIT_MIN, ends: None })
     }
 
-    /// The descriptor: readable when it is time to look again, until the next call.
+    /// The descriptor: readable when it is time to look again, until the next [`begin`](Self::begin) or [`end`](Self::end).
     pub(crate) fn descriptor(&self) -> RawFd {
         self.timer.as_raw_fd()
     }
@@ -45,17 +50,25 @@ impl Pause {
         self.next = WAIT_MIN;
     }
 
-    /// Begins the next wait, of at most `limit`.
+    /// Begins the next wait, of at most `limit`, unless a shorter one has begun.
     pub(crate) fn begin(&mut self, limit: Duration) {
+        let (now, wait) = (Instant::now(), self.next.min(limit));
+        if self.ends.is_some_and(|ends| ends > now && ends <= now + wait) {
+            return;
+        }
         // It fails only for an impossible time.
-        let _ = self.timer.set(Some(self.next.min(limit)));
+        let _ = self.timer.set(Some(wait));
+        self.ends = Some(now + wait);
         self.next = (self.next * 2).min(limit);
     }
 
-    /// Waits for nothing.
-    pub(crate) fn end(&self) {
-        // As above.
-        let _ = self.timer.set(None);
+    /// Waits for nothing from the end of a wait that has begun.
+    pub(crate) fn end(&mut self) {
+        if self.ends.is_some_and(|ends| ends <= Instant::now()) {
+            // As above.
+            let _ = self.timer.set(None);
+            self.ends = None;
+        }
     }
 }
 
@@ -68,23 +81,45 @@ fn failed(error: &std::io::Error) -> Error {
 mod tests {
     use super::*;
     use cbd_export::wait_any;
-    use std::time::Instant;
+
+    fn is_readable_within(pause: &Pause, time: Duration) -> bool {
+        wait_any(&[pause.descriptor()], Some(time)).expect("a wait").is_some()
+    }
 
     #[test]
     fn waits_become_longer_until_something_arrives() {
         let mut pause = Pause::new().expect("a timer");
-        for _ in 0..10 {
+        let mut last = WAIT_MIN;
+        while last < WAIT_MAX {
             pause.begin(WAIT_MAX);
+            assert!(pause.next > last || pause.next == WAIT_MAX);
+            last = pause.next;
+            assert!(is_readable_within(&pause, Duration::from_secs(10)));
         }
-        assert_eq!(pause.next, WAIT_MAX);
         let begun = Instant::now();
         pause.begin(WAIT_MAX);
-        assert_eq!(wait_any(&[pause.descriptor()], None).expect("a wait"), Some(0));
-        assert!(begun.elapsed() >= WAIT_MAX);
+        assert!(is_readable_within(&pause, Duration::from_secs(10)) && begun.elapsed() >= WAIT_MAX);
         pause.shorten();
         assert_eq!(pause.next, WAIT_MIN);
         pause.end();
-        let nothing = wait_any(&[pause.descriptor()], Some(5 * WAIT_MAX)).expect("a wait");
-        assert_eq!(nothing, None);
+        assert!(!is_readable_within(&pause, 5 * WAIT_MAX), "there is nothing to wait for");
+    }
+
+    #[test]
+    fn a_wait_goes_on_unless_the_next_one_is_shorter() {
+        let mut pause = Pause::new().expect("a timer");
+        let long = Duration::from_secs(1000);
+        pause.next = long;
+        pause.begin(long);
+        let ends = pause.ends;
+        pause.begin(long);
+        pause.end();
+        assert!(ends.is_some() && pause.ends == ends);
+        pause.shorten();
+        pause.begin(long);
+        assert!(is_readable_within(&pause, Duration::from_secs(10)), "the short one");
+        // It is over, for nothing.
+        pause.end();
+        assert!(pause.ends.is_none() && !is_readable_within(&pause, 5 * WAIT_MAX));
     }
 }

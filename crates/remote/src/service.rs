@@ -2,10 +2,11 @@
 
 use crate::ChannelUse;
 use crate::pause::{Pause, QUIET, QUIET_WAIT_MAX, WAIT_MAX};
+use crate::shared::{Changes, SharedQueue};
 use cbd_channel::{Server, ServerState};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
 use cbd_export::{BlockDevice, RequestQueue, start_thread};
-use cbd_types::{Error, ErrorKind, Pmem, Region, Result};
+use cbd_types::{BlkdevId, Error, ErrorKind, Pmem, Region, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +23,10 @@ pub struct ServiceOptions<'a> {
     pub name: &'a str,
     /// The channel.
     pub place: ChannelUse,
+    /// The blkdev of the other host.
+    pub blkdev: BlkdevId,
+    /// The requests of all blkdevs of the device.
+    pub changes: Arc<Changes>,
     /// Called first in the thread.
     pub thread_setup: fn(),
 }
@@ -61,12 +66,13 @@ impl Service {
         let server = Server::open(region, place.areas, place.area_bytes, place.session, device.geometry());
         let (waker, pause) = (event.waker(), Pause::new()?);
         let of_thread = Arc::clone(&shared);
+        let (blkdev, changes) = (options.blkdev, Arc::clone(&options.changes));
         let (running, ended) = sync_channel(0);
         let thread = start_thread(options.name, move || {
             let _running: SyncSender<()> = running;
             thread_setup();
-            let queue = device.open_queue()?;
-            Serving { place, server, queue, event, pause, shared: of_thread }.run()
+            let queue = SharedQueue::new(device.open_queue()?, Arc::clone(&changes), Some(blkdev))?;
+            Serving { place, server, queue, blkdev, changes, event, pause, shared: of_thread }.run()
         })?;
         Ok(Self { shared, waker, thread: Some(thread), ended: Mutex::new(ended) })
     }
@@ -129,7 +135,9 @@ impl Drop for Service {
 struct Serving<M: Pmem> {
     place: ChannelUse,
     server: Server<M>,
-    queue: Box<dyn RequestQueue>,
+    queue: SharedQueue,
+    blkdev: BlkdevId,
+    changes: Arc<Changes>,
     event: Event,
     pause: Pause,
     shared: Arc<Shared>,
@@ -145,6 +153,7 @@ impl<M: Pmem> Serving<M> {
         set.add(self.pause.descriptor(), Interest::Read);
         let (mut requests, mut done) = (Vec::new(), Vec::new());
         let mut last = Instant::now();
+        let mut is_settled = false;
         loop {
             self.place.refuse_lost()?;
             let is_stopping = self.shared.stop.load(Ordering::Acquire);
@@ -153,7 +162,8 @@ impl<M: Pmem> Serving<M> {
             }
             let mut has_worked = !requests.is_empty();
             for request in requests.drain(..) {
-                self.queue.submit_plugged(request, &mut done);
+                let is_former = self.server.is_former(request.id);
+                self.queue.plug(request, is_former, &mut done);
             }
             self.queue.unplug(&mut done);
             if self.queue.parked() > 0 {
@@ -163,8 +173,14 @@ impl<M: Pmem> Serving<M> {
             for completion in done.drain(..) {
                 // Its result can be that this process has lost its caches.
                 if !self.place.is_lost() {
+                    let id = completion.id;
                     self.server.complete(completion);
+                    self.queue.stored(id);
                 }
+            }
+            if !is_settled && self.server.is_settled() {
+                is_settled = true;
+                self.changes.settle(self.blkdev);
             }
             self.shared.is_used.store(self.server.state() != ServerState::Alone, Ordering::Relaxed);
             if has_worked {
@@ -182,6 +198,8 @@ impl<M: Pmem> Serving<M> {
             self.pause.begin(if last.elapsed() < QUIET { WAIT_MAX } else { QUIET_WAIT_MAX });
             set.wait(None)?;
             self.event.clear();
+            // Also without a request: another blkdev's may have woken it.
+            self.queue.poll(&mut done);
         }
         if self.shared.closes.load(Ordering::Relaxed) && !self.place.is_lost() {
             self.server.close();

@@ -3,12 +3,15 @@
 use cbd_channel::{Areas, Client};
 use cbd_export::{BlockDevice, MemoryDevice, RequestQueue, wait_any};
 use cbd_pmem::Mapping;
-use cbd_remote::{ChannelUse, RemoteDevice, Service, ServiceOptions};
-use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Region, Request, Result};
+use cbd_remote::{Changes, ChannelUse, RemoteDevice, Service, ServiceOptions, SharedDevice};
+use cbd_types::{
+    AlignedBuffer, BlkdevId, ByteRange, Completion, ErrorKind, Operation, Region, Request, Result,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+const BLKDEV: BlkdevId = BlkdevId(0);
 const AREA: u64 = 1 << 20;
 const SIZE: u64 = 8 << 20;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -17,6 +20,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 struct Rig {
     region: Arc<Region<Mapping>>,
     device: Arc<dyn BlockDevice>,
+    changes: Arc<Changes>,
     server: AtomicU64,
     session: AtomicU64,
     is_lost: Arc<AtomicBool>,
@@ -28,6 +32,7 @@ impl Rig {
         Self {
             region: Arc::new(Region::new(Mapping::anonymous(3 * AREA).expect("memory"))),
             device: Arc::new(MemoryDevice::new(memory, 512).expect("a device")),
+            changes: Arc::default(),
             server: AtomicU64::new(AREA),
             session: AtomicU64::new(1),
             is_lost: Arc::default(),
@@ -50,7 +55,13 @@ impl Rig {
     }
 
     fn serve(&self) -> Service {
-        let options = ServiceOptions { name: "service", place: self.place(), thread_setup: || () };
+        let options = ServiceOptions {
+            name: "service",
+            place: self.place(),
+            blkdev: BLKDEV,
+            changes: Arc::clone(&self.changes),
+            thread_setup: || (),
+        };
         Service::start(Arc::clone(&self.region), Arc::clone(&self.device), &options).expect("a service")
     }
 
@@ -344,4 +355,52 @@ fn a_process_that_is_its_host_no_more_stores_nothing() {
     drop((queue, device));
     assert_eq!(rig.open(LIMIT).map(drop).map_err(|error| error.kind()), Err(ErrorKind::Stopped));
     assert!(rig.bytes() == before, "the region is another host's");
+}
+
+#[test]
+fn requests_wait_until_a_channel_has_settled() {
+    let rig = Rig::new();
+    let local = SharedDevice::new(Arc::clone(&rig.device), Arc::clone(&rig.changes));
+    let mut queue = local.open_queue().expect("a queue");
+    rig.changes.wait_for(BLKDEV);
+    assert_eq!(write(&mut *queue, 0, 1, 4096).len(), 0);
+    let service = rig.serve();
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+    assert_eq!((read(&mut *queue, 0, 4096)[..] == [1; 4096], queue.parked()), (true, 0));
+    // A service that is followed by another one.
+    service.stop(false, LIMIT).expect("it ends");
+    assert_eq!(write(&mut *queue, 0, 2, 4096).len(), 1, "it has settled");
+    let _service = rig.serve();
+    assert_eq!(write(&mut *queue, 0, 3, 4096).len() + wait_for_all(&mut *queue), 1);
+}
+
+/// Waits until nothing is in flight; returns how many requests have completed.
+fn wait_for_all(queue: &mut dyn RequestQueue) -> usize {
+    let parked = queue.parked();
+    wait_for(queue, parked).len()
+}
+
+#[test]
+fn two_hosts_see_one_order_of_their_writes() {
+    let rig = Rig::new();
+    let local = SharedDevice::new(Arc::clone(&rig.device), Arc::clone(&rig.changes));
+    let mut queue = local.open_queue().expect("a queue");
+    let mut service = rig.serve();
+    let remote = rig.open(LIMIT).expect("a device");
+    let mut other = remote.open_queue().expect("a queue");
+    for round in 1..=100_u8 {
+        let mut done = write(&mut *other, 0, round, 4096);
+        if round % 10 == 0 {
+            service.stop(false, LIMIT).expect("it ends");
+            service = rig.serve();
+        }
+        if done.is_empty() {
+            done = wait_for(&mut *other, 1);
+        }
+        done.pop().expect("one").result.expect("it is written");
+        assert_eq!(read(&mut *queue, 0, 4096)[..], [round; 4096], "{round}");
+        write(&mut *queue, 0, round ^ 0x80, 4096);
+        wait_for_all(&mut *queue);
+        assert_eq!(read(&mut *other, 0, 4096)[..], [round ^ 0x80; 4096], "{round}");
+    }
 }

@@ -1,7 +1,8 @@
 //! A channel between two hosts: each request is executed as if once, in order, whatever dies.
 
 use cbd_channel::{Areas, Client, Server, ServerState};
-use cbd_format::{ChannelCompletion, ChannelShape, Submission};
+use cbd_format::{ChannelCompletion, ChannelShape, ServerHeader, Submission};
+use cbd_sim::crash::until_crash;
 use cbd_sim::explorer::Tally;
 use cbd_sim::hosts::{HostMemory, Medium};
 use cbd_sim::{channels, from_environment};
@@ -28,6 +29,10 @@ fn requests_complete_once_and_in_order_whatever_dies() {
         "error",
         "nudge",
         "damage",
+        "former",
+        "replaced_by_former",
+        "held",
+        "excluded",
     ];
     for name in names {
         let count = all.faults.get(name);
@@ -219,11 +224,322 @@ fn an_entry_that_makes_no_sense_fails_alone() {
         // The third one has the data place of the second.
         for (number, request) in [0, 2].into_iter().enumerate() {
             let mut line = [0; 64];
-            memory.observe(areas().server + shape().entry(number as u64), 64);
-            memory.load(areas().server + shape().entry(number as u64), &mut line).expect("it does not fail");
+            memory.observe(areas().server + shape().completion(number as u64), 64);
+            memory
+                .load(areas().server + shape().completion(number as u64), &mut line)
+                .expect("it does not fail");
             let found = ChannelCompletion::decode(&line).verify().expect("it is complete");
             assert_eq!(found.request.get(), request, "{entry:?}");
             assert_ne!(found.status.get(), 0, "{entry:?}");
         }
     }
+}
+
+/// Ends the server's process; the next one opens with another number.
+fn restart(rig: &mut Rig, session: u64) {
+    rig.taken.clear();
+    rig.server = server(&rig.medium, session, shape().bytes(), GEOMETRY);
+}
+
+fn ids(requests: &[Request]) -> Vec<u64> {
+    requests.iter().map(|request| request.id).collect()
+}
+
+/// Stores a line without a checksum.
+fn damage(rig: &Rig, at: u64) {
+    let memory = HostMemory::new(&rig.medium, false, 7);
+    memory.store_line(at, &[1; 64]);
+    memory.publish(at, 64);
+}
+
+/// Four writes in flight, the second and the third of which have completions that the client has not seen.
+fn half_complete() -> Rig {
+    let mut rig = Rig::new();
+    for id in 0..4 {
+        rig.submit(id, Operation::Write, ByteRange::at(id * 4096, 4096));
+    }
+    for Request { id, buffer, .. } in rig.taken.drain(1..3) {
+        rig.server.complete(Completion { id, result: Ok(()), buffer });
+    }
+    rig
+}
+
+#[test]
+fn a_server_that_comes_back_executes_what_has_no_completion_and_nothing_else() {
+    let mut rig = half_complete();
+    assert!(rig.server.is_settled() && !rig.server.is_former(0));
+    restart(&mut rig, 33);
+    assert!(!rig.server.is_settled(), "before it has looked");
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    assert_eq!(ids(&rig.taken), [0, 3]);
+    assert_eq!(rig.taken[1].range, ByteRange::at(3 * 4096, 4096));
+    assert!(!rig.server.is_settled() && rig.server.is_former(3) && !rig.server.is_former(4));
+    // The client sees completions of the former process, and submits more.
+    rig.submit(4, Operation::Read, ByteRange::at(1 << 16, 512));
+    assert_eq!((rig.ended(), ids(&rig.taken)), (vec![(1, None), (2, None)], vec![0, 3, 4]));
+    for Request { id, buffer, .. } in rig.taken.drain(..2) {
+        rig.server.complete(Completion { id, result: Ok(()), buffer });
+    }
+    assert!(rig.server.is_settled(), "the read is a new request");
+    rig.complete();
+    assert_eq!(rig.ended(), [0, 3, 4].map(|id| (id, None)));
+    // All are complete: nothing is executed again.
+    restart(&mut rig, 44);
+    rig.poll();
+    assert!(rig.taken.is_empty() && rig.server.is_settled());
+    assert_eq!(rig.client.repeated(), 0);
+}
+
+#[test]
+fn an_entry_stays_until_its_request_is_complete() {
+    let mut rig = Rig::new();
+    rig.submit(0, Operation::Write, ByteRange::at(0, 4096));
+    let entries = shape().entries();
+    for id in 1..entries + 3 {
+        rig.submit(id, Operation::Read, ByteRange::at(8192, 512));
+        for Request { id, buffer, .. } in rig.taken.drain(1..) {
+            rig.server.complete(Completion { id, result: Ok(()), buffer });
+        }
+        rig.poll();
+    }
+    assert_eq!(rig.ended().len() as u64, entries - 1, "others wait for the first one");
+    restart(&mut rig, 33);
+    rig.poll();
+    assert_eq!(ids(&rig.taken), [0]);
+    rig.complete();
+    rig.complete();
+    assert_eq!(rig.ended().len(), 4);
+}
+
+#[test]
+fn a_completion_is_known_as_long_as_its_entry_is_there() {
+    let mut rig = Rig::new();
+    // After the fourth request three older ones complete, and as many later ones as there can be.
+    for id in 0..4 {
+        rig.submit(id, Operation::Read, ByteRange::at(id * 512, 512));
+    }
+    let kept: Vec<Request> = rig.taken.drain(..3).collect();
+    rig.complete();
+    for Request { id, buffer, .. } in kept {
+        rig.server.complete(Completion { id, result: Ok(()), buffer });
+    }
+    rig.poll();
+    let last = 3 + shape().entries();
+    for id in 4..last {
+        rig.submit(id, Operation::Read, ByteRange::at(8192, 512));
+        rig.complete();
+    }
+    // The place of the next completion has parts of it.
+    damage(&rig, areas().server + shape().completion(last));
+    restart(&mut rig, 33);
+    rig.poll();
+    assert!(rig.taken.is_empty(), "{:?}", ids(&rig.taken));
+    rig.submit(last, Operation::Read, ByteRange::at(8192, 512));
+    assert_eq!((ids(&rig.taken), rig.server.is_former(0)), (vec![last], true), "the session continues");
+    assert_eq!(rig.ended().len() as u64, last);
+}
+
+/// Lets a damaged session end well, which is continued or is not.
+fn check_end(rig: &mut Rig, requests: u64, what: &str) {
+    for _ in 0..3 {
+        rig.poll();
+        rig.client.nudge();
+    }
+    rig.complete();
+    assert_eq!(rig.ended(), (0..requests).map(|id| (id, None)).collect::<Vec<_>>(), "{what}");
+    assert!(rig.server.is_settled());
+}
+
+#[test]
+fn a_session_with_damaged_lines_is_not_continued() {
+    let completion = |number| areas().server + shape().completion(number);
+    let copy = |process, number| areas().server + ChannelShape::copy(process, number);
+    for (at, is_continued) in [
+        (areas().server, true),
+        (areas().server + 64, true),
+        (areas().client, true),
+        // Both have a copy.
+        (completion(0), true),
+        (completion(1), true),
+        (copy(0, 1), true),
+        (copy(1, 1), true),
+        (areas().client + shape().entry(0), false),
+        (areas().client + shape().entry(1), true),
+    ] {
+        let mut rig = half_complete();
+        damage(&rig, at);
+        restart(&mut rig, 33);
+        rig.server.poll(&mut rig.taken).expect("there is memory");
+        assert_eq!(rig.server.is_former(0), is_continued, "{at}");
+        assert_eq!(ids(&rig.taken), if is_continued { vec![0, 3] } else { Vec::new() }, "{at}");
+        check_end(&mut rig, 4, &format!("{at}"));
+    }
+    let mut rig = half_complete();
+    rig.complete();
+    rig.submit(4, Operation::Write, ByteRange::at(1 << 16, 512));
+    damage(&rig, completion(1));
+    restart(&mut rig, 33);
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    assert!(rig.taken.is_empty() && !rig.server.is_former(0), "others follow the line that is missing");
+    check_end(&mut rig, 5, "a line that others follow");
+}
+
+#[test]
+fn a_completion_with_damage_is_stored_again_however_many_follow_it() {
+    let mut rig = half_complete();
+    let [first, last] = [0, 1].map(|_| rig.taken.remove(0));
+    rig.server.complete(Completion { id: first.id, result: Ok(()), buffer: first.buffer });
+    damage(&rig, areas().server + shape().completion(1));
+    rig.server.complete(Completion { id: last.id, result: Ok(()), buffer: last.buffer });
+    rig.client.poll(&mut rig.done);
+    assert_eq!(rig.ended(), [(1, None)]);
+    for _ in 0..2 {
+        rig.client.nudge();
+        rig.poll();
+    }
+    assert_eq!(rig.ended(), [0, 2, 3].map(|id| (id, None)));
+}
+
+/// All words of a line but one, and the whole line.
+fn store_without(rig: &Rig, at: u64, word: usize) -> [u8; 64] {
+    let whole = <[u8; 64]>::try_from(&rig.medium.bytes()[at as usize..][..64]).expect("a line");
+    store_word(rig, at, word, [0xff; 8]);
+    whole
+}
+
+fn store_word(rig: &Rig, at: u64, word: usize, bytes: [u8; 8]) {
+    let memory = HostMemory::new(&rig.medium, false, 7);
+    memory.store(at + 8 * word as u64, &bytes);
+    memory.publish(at, 64);
+}
+
+#[test]
+fn a_header_that_was_stored_in_part_is_never_whole_later() {
+    // The process dies while it stores the first line of its header: all words but that with its session are there.
+    let mut rig = half_complete();
+    let whole = store_without(&rig, areas().server, 1);
+    rig.client.end(&mut rig.done);
+    restart(&mut rig, 33);
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    // That word of the next header is the first that becomes visible.
+    store_word(&rig, areas().server, 1, <[u8; 8]>::try_from(&whole[8..16]).expect("a word"));
+    let found = <[u8; 64]>::try_from(&rig.medium.bytes()[areas().server as usize..][..64]).expect("a line");
+    assert!(ServerHeader::decode(&found).verify().is_none(), "a client would follow it");
+}
+
+#[test]
+fn a_completion_that_was_stored_in_part_counts_by_its_copy() {
+    let mut rig = half_complete();
+    let third = rig.taken.remove(0);
+    rig.server.complete(Completion { id: third.id, result: Ok(()), buffer: third.buffer });
+    store_without(&rig, areas().server + shape().completion(2), 3);
+    restart(&mut rig, 33);
+    rig.poll();
+    assert_eq!((ids(&rig.taken), rig.ended().len()), (vec![3], 3));
+    rig.complete();
+    assert_eq!(rig.ended(), [(3, None)]);
+}
+
+/// Lets a process that was paused complete a request when the next one has taken over.
+fn late(rig: &mut Rig) -> (Server<HostMemory>, Vec<Request>) {
+    let taken = std::mem::take(&mut rig.taken);
+    let next = server(&rig.medium, 33, shape().bytes(), GEOMETRY);
+    let former = std::mem::replace(&mut rig.server, next);
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    assert_eq!(ids(&rig.taken), [0, 3]);
+    (former, taken)
+}
+
+#[test]
+fn a_completion_that_a_former_process_stores_late_hides_none() {
+    // The client sees it before it has seen that there is another process.
+    let mut rig = half_complete();
+    rig.client.poll(&mut rig.done);
+    let (mut former, mut taken) = late(&mut rig);
+    let last = taken.pop().expect("two requests");
+    former.complete(Completion { id: last.id, result: Ok(()), buffer: last.buffer });
+    rig.client.poll(&mut rig.done);
+    rig.complete();
+    assert_eq!(rig.ended(), [0, 1, 2, 3].map(|id| (id, None)));
+
+    // The client has seen it.
+    let mut rig = half_complete();
+    let (mut former, mut taken) = late(&mut rig);
+    rig.poll();
+    assert_eq!(rig.ended(), [1, 2].map(|id| (id, None)));
+    let first = rig.taken.remove(0);
+    rig.server.complete(Completion { id: first.id, result: Ok(()), buffer: first.buffer });
+    let last = taken.pop().expect("two requests");
+    former.complete(Completion { id: last.id, result: Ok(()), buffer: last.buffer });
+    rig.poll();
+    assert!(rig.ended().is_empty(), "what the former process has stored does not count");
+    // A third process knows what the second one has completed.
+    restart(&mut rig, 44);
+    rig.poll();
+    assert_eq!((ids(&rig.taken), rig.ended()), (vec![3], vec![(0, None)]));
+    rig.complete();
+    assert_eq!(rig.ended(), [(3, None)]);
+}
+
+#[test]
+fn a_process_that_ends_while_it_takes_over_hides_no_completion() {
+    for operations in 0.. {
+        let mut rig = Rig::new();
+        for id in 0..8 {
+            rig.submit(id, Operation::Write, ByteRange::at(id * 4096, 4096));
+        }
+        rig.complete();
+        for Request { id, buffer, .. } in rig.taken.drain(1..3) {
+            rig.server.complete(Completion { id, result: Ok(()), buffer });
+        }
+        rig.taken.clear();
+        let memory = HostMemory::new(&rig.medium, false, 9);
+        memory.die_in(operations);
+        let open = || {
+            let region = Arc::new(Region::new(memory.clone()));
+            let mut server = Server::open(region, areas(), shape().bytes(), 33, GEOMETRY);
+            server.poll(&mut rig.taken).expect("there is memory");
+        };
+        let has_died = until_crash(open).is_err();
+        for session in [44, 55] {
+            restart(&mut rig, session);
+            rig.server.poll(&mut rig.taken).expect("there is memory");
+            assert_eq!(ids(&rig.taken), [4, 7], "after {operations} operations");
+        }
+        rig.poll();
+        rig.complete();
+        let all: Vec<_> = (0..8).map(|id| (id, None)).collect();
+        assert_eq!(rig.ended(), all, "after {operations} operations");
+        if !has_died {
+            assert!(operations > 100, "it takes over within {operations} operations");
+            return;
+        }
+    }
+}
+
+#[test]
+fn what_another_client_has_left_is_not_executed() {
+    let mut rig = half_complete();
+    rig.client = Client::open(region(&rig.medium, 3), areas(), shape(), 12).expect("there is memory");
+    restart(&mut rig, 33);
+    rig.poll();
+    assert!(rig.taken.is_empty() && rig.server.is_settled() && rig.client.geometry().is_some());
+
+    let mut rig = half_complete();
+    rig.client.end(&mut rig.done);
+    restart(&mut rig, 33);
+    rig.poll();
+    assert!(rig.taken.is_empty() && rig.server.is_settled());
+    assert_eq!(rig.server.state(), ServerState::Alone);
+}
+
+#[test]
+fn a_client_sees_the_size_that_the_device_has_after_a_restart() {
+    let mut rig = half_complete();
+    rig.taken.clear();
+    let larger = Geometry { size: 2 << 20, ..GEOMETRY };
+    rig.server = server(&rig.medium, 33, shape().bytes(), larger);
+    rig.poll();
+    assert_eq!(rig.client.geometry().map(|geometry| geometry.size), Some(2 << 20));
+    assert_eq!(ids(&rig.taken), [0, 3], "the session continues");
 }

@@ -157,7 +157,12 @@ impl Script {
                     ..Settings::default()
                 },
             })?;
-            transport.create_blkdev(&BlkdevSpec { backend: id, host, export: String::from("auto") })?;
+            transport.create_blkdev(&BlkdevSpec {
+                backend: id,
+                host,
+                export: String::from("auto"),
+                shared: false,
+            })?;
         }
         let layout = transport.info().layout;
         drop(transport);

@@ -355,12 +355,16 @@ class StartBlkdev(Object):
     #: Let it be reached by NBD at an address that is not a loopback address.
     allow_remote: Optional[bool] = None
     name: Optional[str] = None
+    #: Whether other hosts may have block devices on the backend: one on each, all of which were started with this.
+    #: Only in a region that several hosts share.
+    shared: Optional[bool] = None
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         "backend": _codec.either,
         "export": _codec.text,
         "allow_remote": _codec.boolean,
         "name": _codec.text,
+        "shared": _codec.boolean,
     }
 
 
@@ -385,6 +389,8 @@ class BlkdevInfo(Object):
     #: Its own name, else that of its backend; absent without one.
     name: Optional[str] = None
     class_: str = ""
+    #: Whether other hosts may have block devices on its backend.
+    shared: bool = False
     #: /dev/cbdN or an NBD URI.
     dev_name: str = ""
     alive: bool = False
@@ -407,6 +413,7 @@ class BlkdevInfo(Object):
         "backend_id": _codec.integer,
         "name": _codec.text,
         "class": _codec.text,
+        "shared": _codec.boolean,
         "dev_name": _codec.text,
         "alive": _codec.boolean,
         "export": _codec.text,
@@ -2496,14 +2503,23 @@ class Client(Connection):
         export: Optional[str] = None,
         allow_remote: Optional[bool] = None,
         name: Optional[str] = None,
+        shared: Optional[bool] = None,
     ) -> BlkdevInfo:
         """Create a block device on a backend.
 
         :param export: auto, kernel (auto without NBD), ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or
             vhost-user:PATH.
         :param allow_remote: Let it be reached by NBD at an address that is not a loopback address.
+        :param shared: Whether other hosts may have block devices on the backend: one on each, all of which were
+            started with this. Only in a region that several hosts share.
         """
-        body = _codec.body_of({"backend": backend, "export": export, "allow_remote": allow_remote, "name": name})
+        body = _codec.body_of({
+            "backend": backend,
+            "export": export,
+            "allow_remote": allow_remote,
+            "name": name,
+            "shared": shared,
+        })
         answer = self.call("post", f"/v1/transports/{part(transport)}/blkdevs", {}, body)
         return BlkdevInfo.from_json(answer)
 

@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::rig::{Surroundings, no_space};
 use crate::rounded;
 use crate::scale::{Scale, Sources};
-use crate::turns::{Comparison, Rounds, Turn, play};
+use crate::turns::{Comparison, Turn, compare_both_orders};
 use cbd_backing::PollableQueue;
 use cbd_device::{Device, Queue};
 use cbd_pmem::Mapping;
@@ -70,7 +70,7 @@ fn writes(pair: &mut Pair, queues: &mut (Measured<true>, Measured<false>)) -> Re
         Ok(pair.places(4096, 1))
     };
     let (counting, other) = (RefCell::new(&mut queues.0), RefCell::new(&mut queues.1));
-    both_orders(
+    compare_both_orders(
         rounds,
         || write(&mut counting.borrow_mut(), &places()?, &sources),
         || write(&mut other.borrow_mut(), &places()?, &sources),
@@ -101,24 +101,11 @@ fn reads(pair: &mut Pair, queues: &mut (Measured<true>, Measured<false>)) -> Res
     let next = || turns.borrow_mut().next().unwrap_or_default();
     let buffer = RefCell::new(AlignedBuffer::zeroed(4096));
     let (counting, other) = (RefCell::new(&mut queues.0), RefCell::new(&mut queues.1));
-    both_orders(
+    compare_both_orders(
         pair.rounds,
         || read(&mut counting.borrow_mut(), next(), &mut buffer.borrow_mut()),
         || read(&mut other.borrow_mut(), next(), &mut buffer.borrow_mut()),
     )
-}
-
-/// Turns in the order A B B A: what comes first in a pair has no advantage, and no disadvantage.
-fn both_orders(
-    rounds: usize,
-    a: impl Fn() -> Result<Turn>,
-    b: impl Fn() -> Result<Turn>,
-) -> Result<Comparison> {
-    let found = play(rounds, [&mut || a(), &mut || b(), &mut || b(), &mut || a()])?;
-    let pair =
-        |[a, b, later_b, later_a]: &[f64; 4]| [f64::midpoint(*a, *later_a), f64::midpoint(*b, *later_b)];
-    let figures = found.figures.iter().map(pair).collect();
-    Ok(Comparison::of(&Rounds { figures, disturbed: found.disturbed }))
 }
 
 fn read<const COUNTS: bool>(queue: &mut Measured<COUNTS>, places: &[u64], buffer: &mut [u8]) -> Result<Turn> {

@@ -1,12 +1,13 @@
 //! The two contestants: an aged cache and bare memory, in one mapping.
 
-use crate::rig::{self, Rig, Surroundings};
+use crate::rig::{self, Rig};
 use crate::rounded;
 use crate::scale::{Scale, Sources, random_places};
 use crate::turns::Turn;
-use crate::window::{Store, Window};
+use crate::window::{Store, StoreLog, Window};
 use cbd_engine::Cache;
 use cbd_pmem::Mapping;
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::{Pmem, Result};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -25,6 +26,8 @@ pub struct Pair {
     pub scale: Scale,
     /// Turns of each contestant.
     pub rounds: usize,
+    /// Records where the cache stores data.
+    log: Arc<StoreLog>,
     random: SmallRng,
     turns_since_rest: usize,
 }
@@ -38,6 +41,7 @@ impl Pair {
         let bare = Window::new(Arc::clone(mapping), scale.region, scale.region);
         bare.fill();
         let memory = Window::new(Arc::clone(mapping), 0, scale.region);
+        let log = memory.log();
         let mut rig = match lanes {
             Some(lanes) => Rig::with_lanes(memory, scale.device, lanes)?,
             None => Rig::new(memory, scale.device)?,
@@ -46,7 +50,7 @@ impl Pair {
         let around = usize::try_from(AGE * scale.region / 4096).unwrap_or(usize::MAX);
         rig.write_all(&random_places(&mut random, scale.device, 4096, around), &Sources::new(4096))?;
         rig.settle()?;
-        Ok(Self { rig, bare, scale, rounds, random, turns_since_rest: 0 })
+        Ok(Self { rig, bare, scale, rounds, log, random, turns_since_rest: 0 })
     }
 
     /// A description of the memory.
@@ -71,7 +75,7 @@ impl Pair {
     pub fn stores(&mut self, length: u64) -> Result<Vec<Store>> {
         let sources = Sources::new(length as usize);
         let places = self.places(length, self.scale.turns_between_rests);
-        let log = self.rig.log();
+        let log = Arc::clone(&self.log);
         let (written, stores) = log.record(|| self.rig.write_all(&places, &sources));
         written?;
         self.rest()?;
@@ -112,7 +116,11 @@ impl Pair {
 ///
 /// # Errors
 /// The errors of the engine, and an error if the cache has no space.
-pub fn write(cache: &Cache<Surroundings>, places: &[u64], sources: &Sources) -> Result<Turn> {
+pub fn write<P: Pmem + 'static>(
+    cache: &Cache<ProcessEnvironment<P>>,
+    places: &[u64],
+    sources: &Sources,
+) -> Result<Turn> {
     Turn::measure(places.len(), || {
         for (number, &place) in places.iter().enumerate() {
             if !rig::write(cache, place, sources.get(number))? {

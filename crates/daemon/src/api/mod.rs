@@ -424,14 +424,18 @@ pub struct StartBlkdev<B = u32> {
     /// Its own name; without one it has that of its backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Whether other hosts may have block devices on the backend: one on each, all of which were started with this. Only in a region
+    /// that several hosts share.
+    #[serde(default)]
+    pub shared: bool,
 }
 
 impl<B> StartBlkdev<B> {
     /// The same request for the backend with this number.
     #[must_use]
     pub fn with_backend(self, backend: u32) -> StartBlkdev {
-        let Self { backend: _, export, allow_remote, name } = self;
-        StartBlkdev { backend, export, allow_remote, name }
+        let Self { backend: _, export, allow_remote, name, shared } = self;
+        StartBlkdev { backend, export, allow_remote, name, shared }
     }
 }
 
@@ -462,6 +466,9 @@ pub struct BlkdevInfo {
     /// The class of its requests that have none.
     #[serde(default)]
     pub class: BlkdevClass,
+    /// Whether other hosts may have block devices on its backend.
+    #[serde(default)]
+    pub shared: bool,
     /// `/dev/cbdN`, or the URI of an NBD export.
     pub dev_name: String,
     /// Whether it is being served; of another host of a region that several share, whether that host is alive.

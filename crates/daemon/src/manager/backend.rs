@@ -23,6 +23,7 @@ use crate::scrub::{self, schedule};
 use crate::settings::changed_name;
 use cbd_backing::{Backing, Change};
 use cbd_engine::{BackendEntry, CacheMode, Pages, Settings};
+use cbd_remote::Changes;
 use cbd_runtime::{Count, RunOptions, RunningBackend, wall_ms};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result, uuid_text};
 use std::collections::BTreeMap;
@@ -59,6 +60,8 @@ pub(super) struct BackendSlot {
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
     /// The block devices of other hosts on it that are served.
     pub services: BTreeMap<BlkdevId, ServedSlot>,
+    /// The changes in flight of its block devices on all hosts.
+    pub changes: Arc<Changes>,
     /// Why that is not served.
     pub service_error: Option<String>,
     /// How the footprint of its disk is left when it ends; none before it was up.
@@ -105,6 +108,7 @@ impl BackendSlot {
             work: None,
             blkdevs: BTreeMap::new(),
             services: BTreeMap::new(),
+            changes: Arc::default(),
             service_error: None,
             trace: None,
             unended: Vec::new(),
@@ -143,6 +147,7 @@ impl BackendSlot {
                 (self.retry, self.file_change, self.is_busy) = (None, None, false);
                 self.held = None;
                 self.unended.clear();
+                self.wait_for_channels(running);
                 Ok(())
             }
             Err(error) => {

@@ -12,6 +12,7 @@ use crate::exports::{Described, DeviceToExport, Export, ExportChoice, Labels, de
 use crate::left::{LeftDevice, LeftDeviceByName};
 use cbd_engine::{BackendEntry, BlkdevEntry, BlkdevSpec};
 use cbd_export::BlockDevice;
+use cbd_remote::SharedDevice;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,6 +68,7 @@ impl BlkdevSlot {
             backend_id: self.entry.backend.0,
             name: self.entry.shown_name().map(Name::to_string),
             class: self.entry.class.into(),
+            shared: self.entry.shared,
             dev_name: name,
             alive: self.export.is_some() && failure.is_none(),
             export: self.entry.export.clone(),
@@ -246,7 +248,11 @@ impl BackendSlot {
         self.refuse_while_served()?;
         let device = run.device_of(entry.id);
         device.set_class(entry.class);
-        let device: Arc<dyn BlockDevice> = device;
+        let device: Arc<dyn BlockDevice> = if entry.shared {
+            Arc::new(SharedDevice::new(device, Arc::clone(&self.changes)))
+        } else {
+            device
+        };
         export_device(fixed, handle, (&self.entry, &self.identity(entry.id)), entry, &device)
     }
 }
@@ -362,8 +368,10 @@ impl Manager {
             slot.allow_existing(&self.fixed, handle, request, &choice)
         };
         let result = existing.unwrap_or_else(|| {
-            taken.refuse_served(&self.fixed)?;
-            self.blkdev_create(&taken.handle, &mut taken.slot, &choice, name.as_ref())
+            if !request.shared {
+                taken.refuse_served(&self.fixed)?;
+            }
+            self.blkdev_create(&taken.handle, &mut taken.slot, &choice, name.as_ref(), request.shared)
         });
         self.put_back(taken);
         result
@@ -376,6 +384,7 @@ impl Manager {
         slot: &mut BackendSlot,
         choice: &ExportChoice,
         name: Option<&Name>,
+        shared: bool,
     ) -> Result<BlkdevInfo> {
         let TransportHandle { id: transport, host, transport: engine, .. } = handle;
         let (transport, host, backend) = (*transport, *host, slot.entry.id);
@@ -394,7 +403,7 @@ impl Manager {
         let _opening = self.opening.read();
         // Before its row is created.
         slot.refuse_while_served()?;
-        let spec = BlkdevSpec { backend, host, export: choice.to_string() };
+        let spec = BlkdevSpec { backend, host, export: choice.to_string(), shared };
         let id = engine.create_named_blkdev(&spec, name)?;
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
         let opened = entry.ok_or_else(|| unknown(id)).and_then(|entry| {

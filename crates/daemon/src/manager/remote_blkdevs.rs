@@ -296,7 +296,8 @@ impl Manager {
         let _starting = self.begin_remote_start(transport)?;
         let handle = self.handle(transport)?;
         let backend = BackendId(request.backend);
-        let spec = BlkdevSpec { backend, host: handle.host, export: choice.to_string() };
+        let spec =
+            BlkdevSpec { backend, host: handle.host, export: choice.to_string(), shared: request.shared };
         let id = handle.transport.create_remote_blkdev(&spec, name)?;
         let opened = self.open_new_remote(&handle, id, choice);
         match opened {

@@ -2,7 +2,8 @@
 //!
 //! Which devices there are, the tables of the other hosts say; this daemon looks there each second.
 //!
-//! Invariants: a backend has one block device, of this host or of another one. A service begins only when no queue of a former one is
+//! Invariants: a backend has one block device, of this host or of another one, or several that share it. After a start the requests of
+//! those wait until the changes that were in flight in channels are executed. A service begins only when no queue of a former one is
 //! open, so no request of a former session reaches the device behind one of the present session. It ends before the backend does; with the
 //! daemon it ends without an error for the other host, whose requests wait for the next daemon.
 //!
@@ -17,7 +18,7 @@ use crate::exports::{STOP_TIMEOUT, prepare_data_thread};
 use cbd_channel::Areas;
 use cbd_engine::{ChannelArea, Environment, RemoteBlkdev, ServedBlkdev};
 use cbd_export::BlockDevice;
-use cbd_remote::{ChannelUse, Service, ServiceOptions};
+use cbd_remote::{Changes, ChannelUse, Service, ServiceOptions};
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Class, Error, ErrorKind, Geometry, HostId, Result};
 use std::sync::Arc;
@@ -191,12 +192,25 @@ impl BackendSlot {
             return false;
         };
         let rows: Vec<&RemoteBlkdev> = rows.iter().filter(|row| row.entry.backend == id).collect();
-        let is_missing = self.services.is_empty() && !rows.is_empty();
+        // What cannot be served beside the others is not tried again in each pass.
+        let is_alone = self.services.is_empty() && self.blkdevs.is_empty();
+        let is_missing = |row: &&RemoteBlkdev| {
+            !self.services.contains_key(&row.entry.id) && (is_alone || row.entry.shared)
+        };
+        let is_missing = rows.iter().copied().any(|row| is_missing(&row));
         let mut held = served.iter().filter(|served| served.backend == id);
         self.services.values_mut().for_each(|service| service.take_class(&rows, run));
         is_missing
             || held.any(|served| !rows.iter().any(|row| is_of(served, row)))
             || self.services.values_mut().any(|service| !service.is_wanted(&rows, run))
+    }
+
+    /// Lets the requests of all clients wait until the changes of other hosts are executed that a former process has taken.
+    pub(super) fn wait_for_channels(&self, handle: &TransportHandle) {
+        let served = handle.transport.served_blkdevs();
+        for served in served.iter().filter(|served| served.backend == self.entry.id) {
+            self.changes.wait_for(served.blkdev);
+        }
     }
 
     /// Refuses if a block device of another host is served.
@@ -261,23 +275,33 @@ impl TakenSlot {
         }
         for served in former {
             handle.transport.end_serving(served)?;
+            slot.changes.settle(served.blkdev);
         }
         // 2. What one asks for. Of two that were created at the same moment the one that was served keeps the backend.
+        wanted.retain(|row| !slot.services.contains_key(&row.entry.id));
         wanted.sort_by_key(|row| !held.iter().any(|served| is_of(served, row)));
-        let Some(row) = wanted.first().filter(|_| slot.services.is_empty()) else { return Ok(()) };
-        if let Some((blkdev, _)) = slot.blkdevs.first_key_value() {
-            let text = format!("block device {blkdev} of this host stands on backend {id}");
-            return Err(Error::new(ErrorKind::Busy, text));
+        if !wanted.is_empty() {
+            slot.refuse_while_served()?;
         }
-        slot.refuse_while_served()?;
-        let service = handle.start_service(fixed, row, &run)?;
-        slot.services.insert(row.entry.id, service);
-        Ok(())
+        let mut result = Ok(());
+        for row in wanted {
+            match handle.start_service(fixed, row, &run, &slot.changes) {
+                Ok(service) => drop(slot.services.insert(row.entry.id, service)),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
     }
 }
 
 impl TransportHandle {
-    fn start_service(&self, fixed: &Fixed, row: &RemoteBlkdev, run: &RunningBackend) -> Result<ServedSlot> {
+    fn start_service(
+        &self,
+        fixed: &Fixed,
+        row: &RemoteBlkdev,
+        run: &RunningBackend,
+        changes: &Arc<Changes>,
+    ) -> Result<ServedSlot> {
         let area = self.transport.serve_remote(row)?;
         let class = row.entry.class;
         let device = run.device_of(row.entry.id);
@@ -288,6 +312,8 @@ impl TransportHandle {
         let options = ServiceOptions {
             name: &format!("cbd-host-{id}"),
             place: self.channel_use(fixed, row.area, area),
+            blkdev: id,
+            changes: Arc::clone(changes),
             thread_setup: prepare_data_thread,
         };
         let service = Service::start(self.transport.shared_region(), device, &options)?;

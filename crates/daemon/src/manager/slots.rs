@@ -129,6 +129,7 @@ impl BackendSlot {
             work: Some(work),
             unended: self.unended.clone(),
             services: BTreeMap::new(),
+            changes: Arc::clone(&self.changes),
             service_error: self.service_error.clone(),
             trace: self.trace.clone(),
             blkdevs: self

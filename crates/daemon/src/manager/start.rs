@@ -340,7 +340,7 @@ impl Manager {
         let warnings = slot.warnings.clone();
         result?;
         let blkdev = match (&wanted.export, blkdev) {
-            (Some(export), None) => Some(self.blkdev_create(handle, slot, export, None)?),
+            (Some(export), None) => Some(self.blkdev_create(handle, slot, export, None, false)?),
             (Some(_), there) => there,
             (None, _) => None,
         };
@@ -453,7 +453,7 @@ impl Manager {
         let (event, path) = (EventName::BackendStarted.name(), &slot.path);
         tracing::info!(transport = handle.id, backend = id.0, event, path, "started: {path}{name}");
         let blkdev = match &wanted.export {
-            Some(export) => Some(self.blkdev_create(handle, slot, export, None)?),
+            Some(export) => Some(self.blkdev_create(handle, slot, export, None, false)?),
             None => None,
         };
         Ok(BackendStarted { backend_id: id.0, blkdev, warnings })

@@ -87,7 +87,12 @@ fn the_class_of_a_block_device_survives_a_restart_and_changes_its_name_not() {
         daemon.start_backend(0, &plain(&fixture, "a", Some("data"))).unwrap();
         refused(set(&daemon, BlkdevClass::Metadata), ErrorKind::NotFound, "no block device 0");
         let export = Some(format!("nbd:unix:{}", fixture.text("0.sock")));
-        daemon.start_blkdev(0, &StartBlkdev { backend: 0, export, allow_remote: false, name: None }).unwrap();
+        daemon
+            .start_blkdev(
+                0,
+                &StartBlkdev { backend: 0, export, allow_remote: false, ..StartBlkdev::default() },
+            )
+            .unwrap();
         assert_eq!(daemon.blkdevs(0, false).unwrap()[0].class, BlkdevClass::None);
         assert_eq!(set(&daemon, BlkdevClass::Metadata).unwrap(), BlkdevClass::Metadata);
     }
@@ -116,7 +121,13 @@ fn a_name_that_is_taken_is_refused_and_nothing_is_created() {
         let export = Some(format!("nbd:unix:{}", fixture.text(&format!("{backend}.sock"))));
         daemon.start_blkdev(
             0,
-            &StartBlkdev { backend, export, allow_remote: false, name: name.map(str::to_owned) },
+            &StartBlkdev {
+                backend,
+                export,
+                allow_remote: false,
+                name: name.map(str::to_owned),
+                shared: false,
+            },
         )
     };
     refused(start(1, Some("data")), ErrorKind::AlreadyExists, "backend 0");

@@ -14,7 +14,7 @@ fn remote_export() -> (String, u16) {
 }
 
 fn request(export: &str, allow_remote: bool) -> StartBlkdev {
-    StartBlkdev { backend: 0, export: Some(export.to_owned()), allow_remote, name: None }
+    StartBlkdev { backend: 0, export: Some(export.to_owned()), allow_remote, ..StartBlkdev::default() }
 }
 
 fn is_reached(port: u16) -> bool {

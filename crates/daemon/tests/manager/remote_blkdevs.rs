@@ -1,6 +1,6 @@
 //! Block devices on backends of other hosts.
 
-use crate::fixture::{MIB, refused};
+use crate::fixture::{Fixture, MIB, refused};
 use crate::hosts::{Host, Shared, wait_until};
 use cbd_daemon::api::{
     BlkdevChange, BlkdevClass, BlkdevInfo, ClearHost, NumberOrName, RemoteBlkdevStatus, SettingsChange,
@@ -161,6 +161,101 @@ fn what_cannot_be_used_is_refused_and_leaves_nothing() {
     stop(&b, 0).unwrap();
     let disk = std::fs::read(a.fixture.path("disk")).unwrap();
     assert_eq!(disk[..4096], [9; 4096], "what was written before is on the disk");
+}
+
+/// Starts a block device on backend 0 beside those of other hosts.
+fn start_shared(host: &Host) -> Result<BlkdevInfo> {
+    let export = Some(host.fixture.export());
+    host.daemon.start_blkdev(0, &StartBlkdev { backend: 0, export, shared: true, ..StartBlkdev::default() })
+}
+
+/// Two hosts, each with a block device on backend 0 of the first one.
+fn two_that_share() -> (Shared, Host, Host) {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    backend(&a);
+    start_shared(&a).unwrap();
+    assert!(start_shared(&b).unwrap().shared);
+    (shared, a, b)
+}
+
+/// Starts it once the host has noticed that the block device of another one is gone.
+fn wait_for_start(host: &Host) -> u32 {
+    let mut started = None;
+    wait_until("the block device of the other host is gone", || {
+        started = start_shared(host).ok();
+        started.is_some()
+    });
+    started.unwrap().blkdev_id
+}
+
+#[test]
+fn a_backend_is_shared_only_if_all_hosts_ask_for_it() {
+    let (_shared, a, b) = two_hosts();
+    refused(
+        start_shared(&a),
+        ErrorKind::Busy,
+        "blkdev 0 of host 1 stands on backend 0 already, and does not share",
+    );
+    stop(&b, 0).unwrap();
+    let id = wait_for_start(&a);
+    refused(start_shared(&a), ErrorKind::Busy, "has a block device already");
+    refused(start(&b), ErrorKind::Busy, "and shares it with those that do so, too");
+    assert!(start_shared(&b).unwrap().shared);
+    refused(start_shared(&b), ErrorKind::Busy, "stands on backend 0 already");
+    assert!(b.daemon.blkdevs(0, true).unwrap().iter().all(|blkdev| blkdev.shared));
+    // Each ends by itself.
+    stop(&a, id).unwrap();
+    b.fixture.write_block();
+    refused(start(&a), ErrorKind::Busy, "block device 1 of host b stands on backend 0");
+    start_shared(&a).unwrap();
+    a.fixture.block_is_there();
+    stop(&b, 1).unwrap();
+    a.fixture.block_is_there();
+}
+
+#[test]
+fn a_region_of_one_host_has_no_backend_that_is_shared() {
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    daemon
+        .start_backend(0, &StartBackend { start_dev: false, export: None, ..fixture.backend(&disk) })
+        .unwrap();
+    let request = StartBlkdev { shared: true, export: Some(fixture.export()), ..StartBlkdev::default() };
+    refused(daemon.start_blkdev(0, &request), ErrorKind::InvalidArgument, "--format --shared");
+    assert!(daemon.blkdevs(0, true).unwrap().is_empty());
+}
+
+#[test]
+fn hosts_that_share_a_backend_see_what_each_other_writes_and_the_owner_comes_back() {
+    let (_shared, a, b) = two_that_share();
+    let (mut of_a, mut of_b) = (a.fixture.client(), b.fixture.client());
+    for round in 1..=50_u8 {
+        let (writer, reader) = if round % 2 == 0 { (&mut of_a, &mut of_b) } else { (&mut of_b, &mut of_a) };
+        writer.write(u64::from(round % 4) * 4096, &[round; 4096], round % 3 == 0).unwrap();
+        let mut found = [0; 4096];
+        reader.read(u64::from(round % 4) * 4096, &mut found).unwrap();
+        assert_eq!(found, [round; 4096]);
+    }
+    drop(of_a);
+    // Both write the same blocks while the owner is restarted; what is acknowledged last is there.
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    let waiting = std::thread::spawn(move || {
+        of_b.write(0, &[77; 16384], true).unwrap();
+        of_b
+    });
+    let a = Host { daemon: fixture.daemon(), fixture };
+    let mut of_b = waiting.join().unwrap();
+    let mut of_a = a.fixture.client();
+    let mut found = [0; 16384];
+    of_a.read(0, &mut found).unwrap();
+    assert_eq!(found, [77; 16384]);
+    of_a.write(0, &[78; 16384], false).unwrap();
+    of_b.read(0, &mut found).unwrap();
+    assert_eq!(found, [78; 16384]);
+    drop((of_a, of_b));
 }
 
 /// Waits until the block device of `host` shows this error.

@@ -278,7 +278,7 @@ fn nbd_that_other_machines_can_reach_must_be_allowed_and_has_a_warning() {
         backend: 0,
         export: Some("nbd:tcp:0.0.0.0:0".to_owned()),
         allow_remote,
-        name: None,
+        ..StartBlkdev::default()
     };
     refused(daemon.start_blkdev(0, &remote(false)), ErrorKind::InvalidArgument, "--allow-remote");
     assert!(daemon.blkdevs(0, true).unwrap().is_empty());

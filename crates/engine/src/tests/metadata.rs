@@ -51,7 +51,9 @@ fn used() -> Rig {
     let entry = transport.backend(id).expect("it is there");
     transport.move_backend(id, "/dev/other", "other").expect("there is room");
     transport.settle_backend(id).expect("it is there");
-    transport.create_blkdev(&BlkdevSpec { backend: id, host: HostId(0), export: entry.path }).expect("room");
+    transport
+        .create_blkdev(&BlkdevSpec { backend: id, host: HostId(0), export: entry.path, shared: false })
+        .expect("room");
     for round in 0..60 {
         for block in 0..16 {
             for chunk in [0, 4 << 20] {

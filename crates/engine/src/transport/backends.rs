@@ -359,7 +359,7 @@ impl<E: Environment> Transport<E> {
         if tables.is_open(id) {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open")));
         }
-        self.refuse_served(&tables, id)?;
+        self.refuse_served(&tables, id, &[])?;
         self.update_row(&mut tables, id, |row| row.state = STATE_FREE.into())?;
         self.release_unused(&mut tables);
         Ok(())

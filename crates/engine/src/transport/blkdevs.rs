@@ -28,6 +28,25 @@ pub struct BlkdevSpec {
     pub host: HostId,
     /// The export, as the user requested it.
     pub export: String,
+    /// Whether other hosts may have blkdevs on the backend that are created with this, too: one on each host.
+    pub shared: bool,
+}
+
+impl BlkdevSpec {
+    /// Refuses a blkdev beside one of another host on the backend that it cannot share it with.
+    pub(super) fn refuse_beside(&self, id: BlkdevId, host: HostId, row: &BlkdevRow) -> Result<()> {
+        let is_shared = row.shared.get() != 0;
+        if self.shared && is_shared {
+            return Ok(());
+        }
+        let reason = match (self.shared, is_shared) {
+            (true, false) => ", and does not share it",
+            (false, true) => ", and shares it with those that do so, too",
+            _ => "",
+        };
+        let text = format!("blkdev {id} of host {host} stands on backend {} already{reason}", self.backend);
+        Err(Error::new(ErrorKind::Busy, text))
+    }
 }
 
 /// A blkdev, decoded from its row.
@@ -41,6 +60,8 @@ pub struct BlkdevEntry {
     pub host: HostId,
     /// The export, as the user requested it.
     pub export: String,
+    /// Whether other hosts may have blkdevs on its backend.
+    pub shared: bool,
     /// Its own name; none if it has none, or if the field in the table does not hold a valid one.
     pub name: Option<Name>,
     /// The class of its requests that have none.
@@ -69,8 +90,8 @@ impl<E: Environment> Transport<E> {
     /// Creates a blkdev on a backend.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for the backend, [`ErrorKind::Busy`] if the backend has a blkdev already,
-    /// [`ErrorKind::NoSpace`] if the table is full.
+    /// [`ErrorKind::NotFound`] for the backend; [`ErrorKind::Busy`] if this host has a blkdev on it, or another host and not both are
+    /// `shared`; [`ErrorKind::InvalidArgument`] for a shared one in a region of one host; [`ErrorKind::NoSpace`] if the table is full.
     pub fn create_blkdev(&self, spec: &BlkdevSpec) -> Result<BlkdevId> {
         self.create_named_blkdev(spec, None)
     }
@@ -81,15 +102,16 @@ impl<E: Environment> Transport<E> {
     /// As there, and [`ErrorKind::AlreadyExists`] if another blkdev, or another backend, has the name.
     pub fn create_named_blkdev(&self, spec: &BlkdevSpec, name: Option<&Name>) -> Result<BlkdevId> {
         self.backend(spec.backend)?;
-        if let Some(blkdev) = self.blkdevs().iter().find(|blkdev| blkdev.backend == spec.backend) {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!("blkdev {} stands on backend {} already", blkdev.id, spec.backend),
-            ));
-        }
         let export = FieldText::new("export", &spec.export)?;
+        let others = if spec.shared { self.shared_with(spec)? } else { Vec::new() };
         let mut tables = self.tables.lock();
-        self.refuse_served(&tables, spec.backend)?;
+        let mut own = tables.blkdev_rows().filter(|(_, row)| row.backend.get() == spec.backend.0);
+        if let Some((id, _)) = own.next() {
+            let text = format!("blkdev {id} stands on backend {} already", spec.backend);
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        drop(own);
+        self.refuse_served(&tables, spec.backend, &others)?;
         if let Some(name) = name {
             tables.refuse_blkdev_name(None, Some(spec.backend), name)?;
             self.refuse_name_of_others(name)?;
@@ -106,6 +128,7 @@ impl<E: Environment> Transport<E> {
             row.backend = spec.backend.0.into();
             row.ownership = ownership.into();
             row.backend_uuid = backend_uuid;
+            row.shared = u32::from(spec.shared).into();
             row.name = encode_name(name);
             export.write(&mut row.export_length, &mut row.export);
         })?;
@@ -165,6 +188,7 @@ pub(super) fn blkdev_entry(id: u32, row: &BlkdevRow, backend: Option<&BackendRow
         backend: BackendId(row.backend.get()),
         host: HostId(row.host.get()),
         export: decode_text("export", row.export_length, &row.export).unwrap_or_default(),
+        shared: row.shared.get() != 0,
         name: name_of(&row.name),
         // A class of a later version is one that this program cannot use: only speed depends on it.
         class: if row.class.get() == CLASS_METADATA { Class::Metadata } else { Class::Unmarked },

@@ -79,12 +79,10 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in a region of one host; [`ErrorKind::NotFound`] if no other host has the backend;
-    /// [`ErrorKind::Busy`] if a blkdev of any host uses it; [`ErrorKind::NoSpace`] without a free row or segment;
-    /// [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
+    /// [`ErrorKind::Busy`] if this host has a blkdev on it, or another host and not both are `shared`; [`ErrorKind::NoSpace`] without a free
+    /// row or segment; [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
     pub fn create_remote_blkdev(&self, spec: &BlkdevSpec, name: Option<&Name>) -> Result<BlkdevId> {
-        let (members, member) = self.members().ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts")
-        })?;
+        let (members, member) = self.members().ok_or_else(of_one_host)?;
         let not_found =
             || Error::new(ErrorKind::NotFound, format!("no other host has backend {}", spec.backend));
         let others = self.backends_of_others()?;
@@ -94,12 +92,11 @@ impl<E: Environment> Transport<E> {
             return Err(not_found());
         }
         let export = FieldText::new("export", &spec.export)?;
-        let in_use = self.blkdev_of_others_on(spec.backend, &below.uuid)?;
+        self.refuse_beside_others(spec, &below.uuid)?;
         let mut tables = self.tables.lock();
         let is_on = |row: &BlkdevRow| row.backend.get() == spec.backend.0 && row.backend_uuid == below.uuid;
-        let own = tables.remote_rows().find(|(_, row)| is_on(row)).map(|(id, _)| (BlkdevId(id), member.id));
-        if let Some((id, host)) = in_use.or(own) {
-            let text = format!("blkdev {id} of host {host} stands on backend {} already", spec.backend);
+        if let Some((id, _)) = tables.remote_rows().find(|(_, row)| is_on(row)) {
+            let text = format!("blkdev {id} of this host stands on backend {} already", spec.backend);
             return Err(Error::new(ErrorKind::Busy, text));
         }
         if let Some(name) = name {
@@ -130,6 +127,7 @@ impl<E: Environment> Transport<E> {
             row.backend = spec.backend.0.into();
             row.ownership = ownership.into();
             row.backend_uuid = below.uuid;
+            row.shared = u32::from(spec.shared).into();
             row.name = encode_name(name);
             row.channel_segment = (segment.0 + 1).into();
             row.backend_host = (owner.0 + 1).into();
@@ -139,19 +137,37 @@ impl<E: Environment> Transport<E> {
         Ok(BlkdevId(row as u32))
     }
 
-    /// A blkdev of another host on this backend.
-    fn blkdev_of_others_on(&self, backend: BackendId, uuid: &[u8; 16]) -> Result<Option<(BlkdevId, HostId)>> {
-        let mut found = None;
+    /// The blkdevs of other hosts with which one on a backend of this host shares that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if there is one that does not share it; [`ErrorKind::InvalidArgument`] in a region of one host; errors of
+    /// reading.
+    pub(super) fn shared_with(&self, spec: &BlkdevSpec) -> Result<Vec<RemoteBlkdev>> {
+        if self.members().is_none() {
+            return Err(of_one_host());
+        }
+        let tables = self.tables.lock();
+        let below = tables.backends.get(spec.backend.index()).and_then(TwoSlots::content);
+        let Some(uuid) = below.map(|below| below.uuid) else { return Ok(Vec::new()) };
+        drop(tables);
+        self.refuse_beside_others(spec, &uuid)?;
+        self.remote_blkdevs_of_others()
+    }
+
+    fn refuse_beside_others(&self, spec: &BlkdevSpec, uuid: &[u8; 16]) -> Result<()> {
+        let mut refused = Ok(());
         self.rows_of_others(RowKind::Blkdev, &mut |id, layout| {
             let slots = self.read_row::<BlkdevRow>(layout.blkdev_area, layout.blkdev_rows, id);
             let is_on = |row: &&BlkdevRow| {
-                row.state.get() == STATE_ACTIVE && row.backend.get() == backend.0 && row.backend_uuid == *uuid
+                row.state.get() == STATE_ACTIVE
+                    && row.backend.get() == spec.backend.0
+                    && row.backend_uuid == *uuid
             };
-            if let Some(row) = slots.content().filter(is_on) {
-                found = Some((BlkdevId(id), HostId(row.host.get())));
+            if let Some(row) = slots.content().filter(is_on).filter(|_| refused.is_ok()) {
+                refused = spec.refuse_beside(BlkdevId(id), HostId(row.host.get()), row);
             }
         })?;
-        Ok(found)
+        refused
     }
 
     /// The blkdevs of this host on backends of other hosts.
@@ -182,10 +198,11 @@ impl<E: Environment> Transport<E> {
     /// Gives a blkdev of another host the server's area of its channel, or returns the one that it has.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if this host does not have the backend; [`ErrorKind::Busy`] if another blkdev uses it;
-    /// [`ErrorKind::NoSpace`] without a free segment; errors of storing.
+    /// [`ErrorKind::NotFound`] if this host does not have the backend; [`ErrorKind::Busy`] if another blkdev uses it and not both are
+    /// `shared`, or a former blkdev with this number; [`ErrorKind::NoSpace`] without a free segment; errors of reading and storing.
     pub fn serve_remote(&self, blkdev: &RemoteBlkdev) -> Result<ChannelArea> {
         let backend = blkdev.entry.backend;
+        let others = if blkdev.entry.shared { self.remote_blkdevs_of_others()? } else { Vec::new() };
         let mut tables = self.tables.lock();
         if tables.own_backend(backend.0, &blkdev.backend_uuid).is_none() {
             return Err(Error::new(
@@ -194,16 +211,17 @@ impl<E: Environment> Transport<E> {
             ));
         }
         let (id, host, ownership) = (blkdev.entry.id, blkdev.entry.host, blkdev.ownership);
-        let served = tables.served().find(|(_, entry)| entry.backend.get() == backend.0);
-        if let Some((segment, entry)) = served {
-            if is_for(entry, blkdev) {
-                return Ok(self.area_of(segment));
-            }
-            return Err(busy_served(backend, entry));
+        let mut served = tables.served().filter(|(_, entry)| entry.backend.get() == backend.0);
+        if let Some((segment, _)) = served.find(|(_, entry)| is_for(entry, blkdev)) {
+            return Ok(self.area_of(segment));
         }
-        if let Some((local, _)) = tables.blkdev_rows().find(|(_, row)| row.backend.get() == backend.0) {
-            let text = format!("blkdev {local} stands on backend {backend} already");
-            return Err(Error::new(ErrorKind::Busy, text));
+        drop(served);
+        self.refuse_served(&tables, backend, &others)?;
+        for (local, row) in tables.blkdev_rows().filter(|(_, row)| row.backend.get() == backend.0) {
+            if !(blkdev.entry.shared && row.shared.get() != 0) {
+                let text = format!("blkdev {local} stands on backend {backend} already");
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
         }
         let segment = self.take_area(
             &mut tables,
@@ -295,13 +313,21 @@ impl<E: Environment> Transport<E> {
         Ok(members.owner(Object::Group(parts.group_of(segment)))? == Some(host))
     }
 
-    /// Refuses a backend that is served to another host.
+    /// Refuses a backend that is served to another host, unless that is by one of `others`, which shares it. Requests of a former blkdev,
+    /// whose row is free, may still be executed.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`].
-    pub(super) fn refuse_served(&self, tables: &Tables<E>, backend: BackendId) -> Result<()> {
-        let served = tables.served().find(|(_, entry)| entry.backend.get() == backend.0);
-        served.map_or(Ok(()), |(_, entry)| Err(busy_served(backend, entry)))
+    pub(super) fn refuse_served(
+        &self,
+        tables: &Tables<E>,
+        backend: BackendId,
+        others: &[RemoteBlkdev],
+    ) -> Result<()> {
+        let shares = |entry: &SegmentEntry| others.iter().any(|row| row.entry.shared && is_for(entry, row));
+        let mut served = tables.served().filter(|(_, entry)| entry.backend.get() == backend.0);
+        let other = served.find(|(_, entry)| !shares(entry));
+        other.map_or(Ok(()), |(_, entry)| Err(busy_served(backend, entry)))
     }
 
     /// Takes a free segment, blanks its first page, and durably stores its entry.
@@ -399,6 +425,13 @@ fn is_for(entry: &SegmentEntry, blkdev: &RemoteBlkdev) -> bool {
         && entry.blkdev_host.get() == blkdev.entry.host.0
         && entry.blkdev_ownership.get() == blkdev.ownership
         && entry.backend_uuid == blkdev.backend_uuid
+}
+
+fn of_one_host() -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        "the region is not shared by several hosts (tp-reg --format --shared)",
+    )
 }
 
 fn busy_served(backend: BackendId, entry: &SegmentEntry) -> Error {

@@ -445,8 +445,12 @@ fn hosts_have_names_and_rows_of_their_own() {
 #[test]
 fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     let transport = transport();
-    let spec_of =
-        |backend: u32| BlkdevSpec { backend: BackendId(backend), host: HostId(0), export: "nbd".into() };
+    let spec_of = |backend: u32| BlkdevSpec {
+        backend: BackendId(backend),
+        host: HostId(0),
+        export: "nbd".into(),
+        shared: false,
+    };
     assert_eq!(kind(transport.create_blkdev(&spec_of(0))), Some(ErrorKind::NotFound));
     let bare = BackendSpec { cache_bytes: None, ..spec() };
     for _ in 0..2 {
@@ -464,6 +468,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
         backend: BackendId(1),
         host: HostId(0),
         export: "nbd".into(),
+        shared: false,
         name: None,
         class: Class::Unmarked,
         backend_name: None,
@@ -473,7 +478,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     assert_eq!(kind(transport.remove_blkdev(BlkdevId(0))), Some(ErrorKind::NotFound));
     assert_eq!(transport.create_blkdev(&spec_of(1)).expect("room"), BlkdevId(0));
     let row = *transport.tables.lock().blkdevs[0].content().expect("it is there");
-    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 156]));
+    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 152]));
     assert!(transport.lost_blkdevs().is_empty());
     // A blkdev of a backend that was created again is stale.
     transport.update_backend(BackendId(1), |row| row.uuid = [9; 16]).expect("it is there");
@@ -495,7 +500,8 @@ fn no_row_counts_after_a_store_that_failed() {
         |transport| transport.name_backend(BackendId(0), Some(&"a".parse()?)),
         |transport| transport.name_blkdev(BlkdevId(0), Some(&"a".parse()?)),
         |transport| {
-            let spec = BlkdevSpec { backend: BackendId(1), host: HostId(0), export: "nbd".into() };
+            let spec =
+                BlkdevSpec { backend: BackendId(1), host: HostId(0), export: "nbd".into(), shared: false };
             transport.create_blkdev(&spec).map(|_| ())
         },
     ] {
@@ -505,7 +511,8 @@ fn no_row_counts_after_a_store_that_failed() {
         }
         transport.create_backend(&spec()).expect("room");
         transport.create_backend(&BackendSpec { cache_bytes: None, ..spec() }).expect("room");
-        let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into() };
+        let blkdev =
+            BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into(), shared: false };
         transport.create_blkdev(&blkdev).expect("room");
         transport.region.memory().fail_stores_after(0);
         assert_eq!(kind(call(&transport)), Some(ErrorKind::Media));
@@ -554,7 +561,7 @@ fn a_lost_backend_on_which_a_blkdev_stands_is_named_too() {
     let transport = transport();
     let layout = transport.layout();
     transport.create_backend(&BackendSpec { cache_bytes: None, ..spec() }).expect("room");
-    let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into() };
+    let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into(), shared: false };
     transport.create_blkdev(&blkdev).expect("room");
     lose::<BackendRow>(&transport, layout.backend_area, 4, 0);
     assert_eq!(kind(reopened(&transport).backend(BackendId(0))), Some(ErrorKind::Damaged));
@@ -570,7 +577,7 @@ fn rows_of_which_a_crash_left_one_slot_are_completed_when_the_region_is_opened()
     let layout = transport.layout();
     transport.register_host("a", None).expect("room");
     transport.create_backend(&spec()).expect("room");
-    let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into() };
+    let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into(), shared: false };
     transport.create_blkdev(&blkdev).expect("room");
     let rows = layout.segment_area - layout.host_area;
     let sync = Op::Sync(layout.host_area, rows);

@@ -7,8 +7,13 @@ use cbd_sim::until_crash;
 use cbd_types::{BackendId, BlkdevId, ErrorKind, HostId, Result};
 
 fn remote(host: &Shared, backend: BackendId) -> Result<BlkdevId> {
+    create_remote(host, backend, false)
+}
+
+fn create_remote(host: &Shared, backend: BackendId, shared: bool) -> Result<BlkdevId> {
     let host_id = host.members().expect("it is shared").1.id;
-    host.create_remote_blkdev(&BlkdevSpec { backend, host: host_id, export: "nbd".into() }, None)
+    let spec = BlkdevSpec { backend, host: host_id, export: "nbd".into(), shared };
+    host.create_remote_blkdev(&spec, None)
 }
 
 fn only(rows: Vec<RemoteBlkdev>) -> RemoteBlkdev {
@@ -109,10 +114,9 @@ fn a_backend_has_one_blkdev_of_any_host() {
     let kind = |result: Result<BlkdevId>| result.map_err(|error| error.kind());
     assert_eq!(kind(remote(&a, backend)), Err(ErrorKind::NotFound), "it is its own");
     assert_eq!(kind(remote(&b, BackendId(3))), Err(ErrorKind::NotFound));
-    let local = |host: &Shared, of: u32| {
-        host.create_blkdev(&BlkdevSpec { backend, host: HostId(of), export: "nbd".into() })
-    };
-    let id = local(&a, 0).expect("there is a row");
+    let local =
+        |shared| a.create_blkdev(&BlkdevSpec { backend, host: HostId(0), export: "nbd".into(), shared });
+    let id = local(false).expect("there is a row");
     assert_eq!(kind(remote(&b, backend)), Err(ErrorKind::Busy));
     a.remove_blkdev(id).expect("it is there");
     remote(&b, backend).expect("there is room");
@@ -121,13 +125,58 @@ fn a_backend_has_one_blkdev_of_any_host() {
     assert_eq!(kind(remote(&c, backend)), Err(ErrorKind::Busy));
     let of_b = only(a.remote_blkdevs_of_others().expect("it can be read"));
     a.serve_remote(&of_b).expect("there is room");
-    assert_eq!(kind(local(&a, 0)), Err(ErrorKind::Busy));
+    assert_eq!(kind(local(false)), Err(ErrorKind::Busy));
+    assert_eq!(kind(local(true)), Err(ErrorKind::Busy));
     assert_eq!(a.remove_backend(backend).map_err(|error| error.kind()), Err(ErrorKind::Busy));
     // Another host has created one at the same moment: only one of them is served.
     let mut of_c = of_b;
     (of_c.entry.id, of_c.entry.host) = (BlkdevId(of_c.entry.id.0 + 1), HostId(2));
     assert_eq!(a.serve_remote(&of_c).map_err(|error| error.kind()), Err(ErrorKind::Busy));
     assert_eq!(a.served_blkdevs().len(), 1);
+}
+
+#[test]
+fn hosts_share_a_backend_if_all_of_them_ask_for_it() {
+    let medium = Medium::new(SIZE);
+    let (a, b, backend) = two_hosts(&medium);
+    let c = open(&medium, "c", 4);
+    let kind = |result: Result<BlkdevId>| result.map_err(|error| error.kind());
+    let local =
+        |shared| a.create_blkdev(&BlkdevSpec { backend, host: HostId(0), export: "nbd".into(), shared });
+    create_remote(&b, backend, true).expect("there is room");
+    assert_eq!(kind(create_remote(&b, backend, true)), Err(ErrorKind::Busy), "one on each host");
+    local(true).expect("there is room");
+    assert_eq!(kind(local(true)), Err(ErrorKind::Busy), "one on each host");
+    let refused = remote(&c, backend).expect_err("it does not ask for it");
+    assert!(refused.kind() == ErrorKind::Busy && refused.to_string().contains("and shares it"), "{refused}");
+    create_remote(&c, backend, true).expect("there is room");
+
+    let rows = a.remote_blkdevs_of_others().expect("it can be read");
+    let areas: Vec<ChannelArea> =
+        rows.iter().map(|row| a.serve_remote(row).expect("there is room")).collect();
+    assert!(areas.len() == 2 && areas[0] != areas[1]);
+    for (host, row) in [&b, &c].into_iter().zip(&rows) {
+        let found = host.server_area(row, None).expect("it can be read");
+        assert!(areas.iter().any(|area| found == RemoteState::Served(*area)));
+        let found_beside = host.server_area(row, Some(areas[0])).expect("it can be read");
+        assert_eq!(found_beside, found, "each finds its own");
+    }
+    // One that does not share the backend was created at the same moment.
+    let mut other = rows[0].clone();
+    (other.entry.id, other.entry.shared) = (BlkdevId(other.entry.id.0 + 1), false);
+    assert_eq!(a.serve_remote(&other).map_err(|error| error.kind()), Err(ErrorKind::Busy));
+    // Each ends by itself.
+    a.end_serving(&a.served_blkdevs()[0]).expect("it is there");
+    assert_eq!(a.served_blkdevs().len(), 1);
+    let again = open(&medium, "a", 5);
+    assert!(again.blkdevs()[0].shared && again.served_blkdevs().len() == 1);
+    // The first one that is served without sharing keeps the backend.
+    again.remove_blkdev(again.blkdevs()[0].id).expect("it is there");
+    again.end_serving(&again.served_blkdevs()[0]).expect("it is there");
+    again.serve_remote(&other).expect("there is room");
+    assert_eq!(again.serve_remote(&rows[1]).map_err(|error| error.kind()), Err(ErrorKind::Busy));
+    let spec = BlkdevSpec { backend, host: HostId(0), export: "nbd".into(), shared: true };
+    assert_eq!(kind(again.create_blkdev(&spec)), Err(ErrorKind::Busy));
 }
 
 #[test]

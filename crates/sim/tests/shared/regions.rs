@@ -26,7 +26,7 @@ fn hosts_use_rows_and_segments_of_their_own() {
     assert_eq!(seen.iter().map(|entry| (entry.id, entry.path.as_str())).collect::<Vec<_>>(), [(of_b, "/b")]);
     assert_eq!(seen[0].host, HostId(1));
     let blkdev = b
-        .create_blkdev(&BlkdevSpec { backend: of_b, host: HostId(1), export: "nbd".into() })
+        .create_blkdev(&BlkdevSpec { backend: of_b, host: HostId(1), export: "nbd".into(), shared: false })
         .expect("there is a row");
     assert_eq!(a.blkdevs_of_others().expect("it can be read")[0].id, blkdev);
     assert!(a.blkdevs().is_empty() && a.backends().expect("they are valid").len() == 1);
@@ -502,7 +502,7 @@ fn write_image() {
     let (a, b) = (open(&medium, "a", 2), open(&medium, "b", 3));
     a.create_backend(&spec(&a, "/a", 9)).expect("there is room");
     let of_b = b.create_backend(&spec(&b, "/b", 12)).expect("there is room");
-    b.create_blkdev(&BlkdevSpec { backend: of_b, host: HostId(1), export: "nbd".into() })
+    b.create_blkdev(&BlkdevSpec { backend: of_b, host: HostId(1), export: "nbd".into(), shared: false })
         .expect("there is a row");
     drop((a, b));
     let bytes = medium.bytes();

@@ -127,7 +127,7 @@ fn a_blkdev_of_an_earlier_backend_in_the_same_row_is_not_shown() {
     assert_eq!(tables.blkdevs(), []);
     let export = String::from("nbd");
     tables
-        .create_blkdev(&BlkdevSpec { backend: BackendId(0), host: HostId(0), export })
+        .create_blkdev(&BlkdevSpec { backend: BackendId(0), host: HostId(0), export, shared: false })
         .expect("nothing stands on the new backend");
 }
 

@@ -68,7 +68,9 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 27] = [
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
         let export = String::from("nbd");
-        tables.create_blkdev(&BlkdevSpec { backend: BackendId(0), host: HostId(0), export }).map(drop)
+        tables
+            .create_blkdev(&BlkdevSpec { backend: BackendId(0), host: HostId(0), export, shared: false })
+            .map(drop)
     },
     |tables| {
         let settings =

@@ -196,6 +196,28 @@ mutation_points! {
     ChannelSettle = "channel.settle",
     /// After a change of the server requests in flight are submitted again.
     ChannelReplay = "channel.replay",
+    /// A header of which one line is incomplete is in the other one.
+    ChannelHeaderSecond = "channel.header.second",
+    /// The entry of a request that is not complete is not replaced: a later process of the server finds it.
+    ChannelEntryKept = "channel.entry.kept",
+    /// A later process of a server continues the session of the former one.
+    ChannelResume = "channel.resume",
+    /// A request whose completion is stored is not executed again.
+    ChannelResumeCompleted = "channel.resume.completed",
+    /// A session of which lines have damage is not continued.
+    ChannelResumeWhole = "channel.resume.whole",
+    /// Of the last completion there is a copy, which counts where its line has damage.
+    ChannelCopy = "channel.copy",
+    /// Completions that a former process of the server stores late do not count.
+    ChannelProcess = "channel.process",
+    /// A process that takes over is named before it stores, and what it has stored counts for a later one.
+    ChannelTakeover = "channel.takeover",
+    /// A client counts the completions of a process that has taken over from the first one on.
+    ChannelCount = "channel.count",
+    /// A header that a former process has stored in part is cleared before it is used.
+    ChannelTornCleared = "channel.torn.cleared",
+    /// Requests of several clients that overlap are not executed at the same time.
+    ChannelExclusion = "channel.exclusion",
 
     /// A sign of life is visible to other hosts.
     BeatPublish = "beat.publish",

@@ -12,7 +12,7 @@ fn bare() -> BackendSpec {
 }
 
 fn blkdev_on(backend: u32) -> BlkdevSpec {
-    BlkdevSpec { backend: BackendId(backend), host: HostId(0), export: "nbd".into() }
+    BlkdevSpec { backend: BackendId(backend), host: HostId(0), export: "nbd".into(), shared: false }
 }
 
 /// Two backends, each with a blkdev.
