@@ -188,7 +188,8 @@ impl<M: Pmem> Serving<M> {
                 self.pause.shorten();
                 continue;
             }
-            if is_stopping && self.queue.parked() == 0 {
+            // What has not begun is executed by the next service.
+            if is_stopping && self.queue.begun() == 0 {
                 break;
             }
             if last.elapsed() < SPIN {

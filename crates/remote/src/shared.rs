@@ -268,6 +268,11 @@ impl SharedQueue {
         }
     }
 
+    /// Requests that are executed now.
+    pub(crate) fn begun(&self) -> usize {
+        self.queue.parked()
+    }
+
     /// The completion of a request is stored.
     pub(crate) fn stored(&mut self, id: u64) {
         if let Some(ticket) = self.executed.tickets.remove(&id) {

@@ -374,6 +374,26 @@ fn requests_wait_until_a_channel_has_settled() {
     assert_eq!(write(&mut *queue, 0, 3, 4096).len() + wait_for_all(&mut *queue), 1);
 }
 
+#[test]
+fn a_service_ends_while_requests_wait_for_another_channel_and_the_next_one_executes_them() {
+    let rig = Rig::new();
+    let service = rig.serve();
+    let remote = rig.open(LIMIT).expect("a device");
+    let mut queue = remote.open_queue().expect("a queue");
+    assert_eq!(write(&mut *queue, 0, 1, 4096).len() + wait_for_all(&mut *queue), 1);
+    let other = BlkdevId(BLKDEV.0 + 1);
+    rig.changes.wait_for(other);
+    assert_eq!(write(&mut *queue, 0, 2, 4096).len(), 0);
+    wait_any(&[], Some(Duration::from_millis(50))).expect("a wait");
+    service.stop(false, LIMIT).expect("it ends");
+    let _service = rig.serve();
+    let mut local = rig.device.open_queue().expect("a queue");
+    assert_eq!(read(&mut *local, 0, 4096)[..], [1; 4096], "the other channel has not settled");
+    rig.changes.settle(other);
+    assert_eq!(wait_for_all(&mut *queue), 1);
+    assert_eq!(read(&mut *local, 0, 4096)[..], [2; 4096]);
+}
+
 /// Waits until nothing is in flight; returns how many requests have completed.
 fn wait_for_all(queue: &mut dyn RequestQueue) -> usize {
     let parked = queue.parked();
