@@ -169,8 +169,11 @@ fn the_page_shows_a_week_by_minutes_and_an_hour_by_seconds() {
     // All minutes that have ended, but for the missed day, which is one point without values.
     let (points, length, last) = drawn(&mut page);
     let minutes = u64::from(MINUTES) - 1;
-    assert_eq!(points, minutes - DAY / 60 + 1);
-    assert_near(length, ((minutes - 1) * 60) as f64, 1.0);
+    let all = minutes - DAY / 60 + 1;
+    // On a slow machine the minute of the last sample has ended, too.
+    let ended = points - all;
+    assert!(ended <= 1, "{points} points");
+    assert_near(length, ((minutes - 1 + ended) * 60) as f64, 1.0);
     assert_near(last, now_s(), 70.0);
     // A pixel is half an hour.
     assert_near(at(&mut page, 0.0).0, last - length, 3600.0);
@@ -196,7 +199,7 @@ fn the_page_shows_a_week_by_minutes_and_an_hour_by_seconds() {
     let (now, length, next) = drawn(&mut page);
     assert_near(next, last + 60.0, 5.0);
     assert_near(length, (minutes * 60) as f64, 1.0);
-    assert_eq!(now, points + 1);
+    assert_eq!(now, all + 1);
 
     // An hour is no longer than one.
     page.value("document.getElementById('range-hour').click()");
