@@ -11,7 +11,8 @@ use cbd_format::channel::{CLIENT_MAGIC, SERVER_MAGIC};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission};
 use cbd_sim::CrashMemory;
 use cbd_types::{
-    AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region, Request,
+    AlignedBuffer, BootId, ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region,
+    Request,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,7 +46,10 @@ struct Ground {
 
 impl Ground {
     fn new(shape: ChannelShape) -> Self {
-        let region = Arc::new(Region::new(CrashMemory::new(2 * shape.bytes() + 4096)));
+        let memory = CrashMemory::new(2 * shape.bytes() + 4096);
+        // A server continues a session in the boot in which it began.
+        memory.become_file(BootId([1; 16]));
+        let region = Arc::new(Region::new(memory));
         Self { region, shape, areas: Areas { client: 0, server: shape.bytes() } }
     }
 
@@ -247,12 +251,13 @@ fn forge_server(ground: &Ground, input: &mut Input<'_>) {
         session: near(input, SERVER).into(),
         client: near(input, CLIENT).into(),
         size: near(input, 256 << 10).into(),
-        state: (near(input, 1) as u32).into(),
+        state: (near(input, 1) as u16).into(),
         sector: (near(input, 512) as u32).into(),
         physical_sector: (near(input, 4096) as u32).into(),
         atomic_unit: (near(input, 4096) as u32).into(),
         discard_granularity: (near(input, 4096) as u32).into(),
-        flags: u32::from(input.u8()).into(),
+        flags: u16::from(input.u8()).into(),
+        boot: 0.into(),
         process: (near(input, u64::from(PROCESS)) as u32).into(),
         next: (near(input, 0) as u32).into(),
     };

@@ -8,7 +8,7 @@ use crate::area::{
 use crate::resume::{self, BLANK, Former, Left, Line};
 use crate::wire::{STATUS_AGAIN, changes, has_data, header_of, operation_of, status_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
-use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY};
+use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY, boot_number};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission, crc32c};
 use cbd_types::{
     ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
@@ -121,7 +121,7 @@ pub struct Server<M: Pmem> {
 
 impl<M: Pmem> Server<M> {
     /// Begins with areas of `area_bytes` bytes. It accepts a client when it [polls](Self::poll). The first poll continues the session of
-    /// a former process if that can be; otherwise the session has this random number, which was never used before.
+    /// a former process of the same boot of the machine if that can be; otherwise the session has this random number, which was never used before.
     ///
     /// No other process serves the device from now on. What a former one, which was paused, stores in the server's area late, costs time.
     #[must_use]
@@ -136,6 +136,10 @@ impl<M: Pmem> Server<M> {
         let header = observe_header(&region, areas.server, |line| ServerHeader::decode(line).verify());
         let former = header.filter(|header| header.state.get() == SERVER_READY);
         let former = former.filter(|_| MutationPoint::ChannelResume.is_active());
+        // After a crash of the machine each line is of another moment: a request without a completion may be complete for long.
+        let boot = boot_number(region.boot());
+        let former =
+            former.filter(|header| MutationPoint::ChannelBoot.holds(boot != 0 && header.boot.get() == boot));
         Self {
             region,
             areas,
@@ -432,8 +436,9 @@ impl<M: Pmem> Server<M> {
         self.from = None;
     }
 
-    fn store_header(&self, state: u32, client: u64) {
+    fn store_header(&self, state: u16, client: u64) {
         let header = ServerHeader {
+            boot: boot_number(self.region.boot()).into(),
             process: self.from.unwrap_or(self.process).into(),
             next: self.from.map_or(0, |_| self.process).into(),
             ..header_of(self.session, state, client, &self.geometry)

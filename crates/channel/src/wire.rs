@@ -48,8 +48,8 @@ pub const fn changes(operation: Operation) -> bool {
     !matches!(operation, Operation::Read | Operation::Flush)
 }
 
-/// The header of a server's area, without its checksum and the numbers of its processes.
-pub fn header_of(session: u64, state: u32, client: u64, geometry: &Geometry) -> ServerHeader {
+/// The header of a server's area, without its checksum and the numbers of its boot and its processes.
+pub fn header_of(session: u64, state: u16, client: u64, geometry: &Geometry) -> ServerHeader {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     let flags = flag(geometry.discard, FLAG_DISCARD)
         | flag(geometry.rotational, FLAG_ROTATIONAL)
@@ -66,6 +66,7 @@ pub fn header_of(session: u64, state: u32, client: u64, geometry: &Geometry) -> 
         atomic_unit: geometry.atomic_unit.into(),
         discard_granularity: geometry.discard_granularity.into(),
         flags: flags.into(),
+        boot: 0.into(),
         process: 0.into(),
         next: 0.into(),
     }

@@ -19,7 +19,7 @@
 //! Elsewhere: who stores what and when (`cbd-channel`).
 
 use crate::{LINE, PAGE, Unverified, checksum::crc32c, layout::on_media};
-use cbd_types::MutationPoint;
+use cbd_types::{BootId, MutationPoint};
 use zerocopy::{
     FromBytes, IntoBytes,
     little_endian::{U16, U32, U64},
@@ -31,9 +31,9 @@ pub const CLIENT_MAGIC: u32 = u32::from_le_bytes(*b"CBr2");
 pub const SERVER_MAGIC: u32 = u32::from_le_bytes(*b"CBs2");
 
 /// [`ServerHeader::state`]: the server executes requests of the client's session.
-pub const SERVER_READY: u32 = 1;
+pub const SERVER_READY: u16 = 1;
 /// [`ServerHeader::state`]: it does not, and will not.
-pub const SERVER_CLOSED: u32 = 2;
+pub const SERVER_CLOSED: u16 = 2;
 
 /// Lines of the header at the beginning of an area.
 const HEADER_LINES: u64 = 2;
@@ -48,11 +48,11 @@ pub const PLACES_MAX: u32 = 256;
 pub const PLACE_BYTES_MAX: u32 = 1 << 20;
 
 /// Bit of [`ServerHeader::flags`]: the device supports discards.
-pub const FLAG_DISCARD: u32 = 1;
+pub const FLAG_DISCARD: u16 = 1;
 /// Bit of [`ServerHeader::flags`]: seeks are expensive.
-pub const FLAG_ROTATIONAL: u32 = 2;
+pub const FLAG_ROTATIONAL: u16 = 2;
 /// Bit of [`ServerHeader::flags`]: zeroing a range of any length costs no more than writing one block.
-pub const FLAG_FAST_ZEROES: u32 = 4;
+pub const FLAG_FAST_ZEROES: u16 = 4;
 
 /// Bit of [`Submission::flags`]: a FUA request.
 pub const FLAG_FUA: u16 = 1;
@@ -95,7 +95,9 @@ on_media! {
         /// Bytes of the device.
         24 size: U64,
         /// [`SERVER_READY`] or [`SERVER_CLOSED`].
-        32 state: U32,
+        32 state: U16,
+        /// [`FLAG_DISCARD`], [`FLAG_ROTATIONAL`] and [`FLAG_FAST_ZEROES`].
+        34 flags: U16,
         /// Bytes of a logical sector.
         36 sector: U32,
         /// Bytes of a physical sector.
@@ -104,8 +106,8 @@ on_media! {
         44 atomic_unit: U32,
         /// Granularity of discards in bytes.
         48 discard_granularity: U32,
-        /// [`FLAG_DISCARD`], [`FLAG_ROTATIONAL`] and [`FLAG_FAST_ZEROES`].
-        52 flags: U32,
+        /// Number of the boot of the server's machine ([`boot_number`]); 0 if that is not known.
+        52 boot: U32,
         /// The process of the server whose completions count, not 0.
         56 process: U32,
         /// The process that takes over, and stores the kept completions under its own number; else 0. Both count for a later one.
@@ -163,6 +165,12 @@ on_media! {
         /// Zero.
         48 reserved: [u8; 16],
     }
+}
+
+/// The number of a boot of a machine in a [`ServerHeader`]: the CRC32C of its identifier, 0 if that is not known.
+#[must_use]
+pub fn boot_number(boot: BootId) -> u32 {
+    if boot == BootId::UNKNOWN { 0 } else { crc32c(&boot.0).max(1) }
 }
 
 /// A structure of one line with a checksum in its first bytes.
@@ -338,6 +346,12 @@ mod tests {
         {
             assert_eq!(ChannelShape::new(places, bytes), None);
         }
+    }
+
+    #[test]
+    fn boots_have_numbers_of_their_own_and_an_unknown_one_has_none() {
+        let numbers = [0, 1, 2].map(|byte| boot_number(BootId([byte; 16])));
+        assert!(numbers[0] == 0 && numbers[1] != 0 && numbers[2] != 0 && numbers[1] != numbers[2]);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::hosts::{HostMemory, Medium};
 use crate::random::{Seeded, mix};
 use cbd_channel::Areas;
 use cbd_format::ChannelShape;
-use cbd_types::{Geometry, Operation, Pmem};
+use cbd_types::{BootId, Geometry, Operation, Pmem};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use truth::Truth;
@@ -33,6 +33,7 @@ pub const NAME: &str = "channels";
 
 /// Histories of one seed.
 const BATCH: u64 = 20;
+const BOOT: BootId = BootId([1; 16]);
 const SECTOR: u64 = 512;
 const SECTORS: u64 = 24;
 
@@ -159,7 +160,7 @@ impl Drop for OverAtEnd<'_> {
 
 impl Scene<'_> {
     fn memory(&self, random: &mut Seeded) -> HostMemory {
-        HostMemory::new(&self.medium, self.is_coherent, random.next())
+        HostMemory::new(&self.medium, self.is_coherent, random.next()).in_boot(BOOT)
     }
 
     fn is_over(&self) -> bool {

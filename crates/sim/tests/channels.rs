@@ -7,7 +7,8 @@ use cbd_sim::explorer::Tally;
 use cbd_sim::hosts::{HostMemory, Medium};
 use cbd_sim::{channels, from_environment};
 use cbd_types::{
-    AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region, Request,
+    AlignedBuffer, BootId, ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region,
+    Request,
 };
 use std::sync::Arc;
 
@@ -59,8 +60,12 @@ fn areas() -> Areas {
     Areas { client: 0, server: shape().bytes() }
 }
 
+fn memory(medium: &Medium, seed: u64) -> HostMemory {
+    HostMemory::new(medium, false, seed).in_boot(BootId([1; 16]))
+}
+
 fn region(medium: &Medium, seed: u64) -> Arc<Region<HostMemory>> {
-    Arc::new(Region::new(HostMemory::new(medium, false, seed)))
+    Arc::new(Region::new(memory(medium, seed)))
 }
 
 fn server(medium: &Medium, session: u64, area_bytes: u64, geometry: Geometry) -> Server<HostMemory> {
@@ -400,6 +405,21 @@ fn a_completion_with_damage_is_stored_again_however_many_follow_it() {
     assert_eq!(rig.ended(), [0, 2, 3].map(|id| (id, None)));
 }
 
+#[test]
+fn a_completion_with_damage_is_found_when_another_process_has_taken_over() {
+    let mut rig = half_complete();
+    restart(&mut rig, 33);
+    rig.server.poll(&mut rig.taken).expect("there is memory");
+    damage(&rig, areas().server + shape().completion(0));
+    rig.poll();
+    assert_eq!(rig.ended(), [(2, None)], "the client has counted past the damage");
+    for _ in 0..2 {
+        rig.client.nudge();
+        rig.poll();
+    }
+    assert_eq!(rig.ended(), [(1, None)]);
+}
+
 /// All words of a line but one, and the whole line.
 fn store_without(rig: &Rig, at: u64, word: usize) -> [u8; 64] {
     let whole = <[u8; 64]>::try_from(&rig.medium.bytes()[at as usize..][..64]).expect("a line");
@@ -493,7 +513,7 @@ fn a_process_that_ends_while_it_takes_over_hides_no_completion() {
             rig.server.complete(Completion { id, result: Ok(()), buffer });
         }
         rig.taken.clear();
-        let memory = HostMemory::new(&rig.medium, false, 9);
+        let memory = memory(&rig.medium, 9);
         memory.die_in(operations);
         let open = || {
             let region = Arc::new(Region::new(memory.clone()));
@@ -531,6 +551,24 @@ fn what_another_client_has_left_is_not_executed() {
     rig.poll();
     assert!(rig.taken.is_empty() && rig.server.is_settled());
     assert_eq!(rig.server.state(), ServerState::Alone);
+}
+
+#[test]
+fn a_session_is_not_continued_after_a_crash_of_the_machine() {
+    // The completion of a request was stored through the caches of one machine alone, and is lost with them; the request is not.
+    let mut rig = half_complete();
+    for number in 0..2 {
+        damage(&rig, areas().server + shape().completion(number));
+        damage(&rig, areas().server + ChannelShape::copy(23, number));
+    }
+    for boot in [[2; 16], [0; 16]] {
+        rig.taken.clear();
+        let memory = HostMemory::new(&rig.medium, false, 9).in_boot(BootId(boot));
+        let region = Arc::new(Region::new(memory));
+        rig.server = Server::open(region, areas(), shape().bytes(), 33, GEOMETRY);
+        rig.server.poll(&mut rig.taken).expect("there is memory");
+        assert!(rig.taken.is_empty() && rig.server.is_settled(), "they may be complete for long");
+    }
 }
 
 #[test]

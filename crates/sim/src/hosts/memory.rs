@@ -164,6 +164,12 @@ impl HostMemory {
         Self { medium: medium.clone(), caches: Arc::new(Mutex::new(caches)), is_coherent, boot }
     }
 
+    /// The same of a process in this boot of the machine.
+    #[must_use]
+    pub fn in_boot(self, boot: BootId) -> Self {
+        Self { boot, ..self }
+    }
+
     /// The host dies at its operation number `operations` from now.
     pub fn die_in(&self, operations: u64) {
         self.caches.lock().dies_in = Some(operations);

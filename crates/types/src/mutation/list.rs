@@ -202,6 +202,8 @@ mutation_points! {
     ChannelEntryKept = "channel.entry.kept",
     /// A later process of a server continues the session of the former one.
     ChannelResume = "channel.resume",
+    /// It does not do so after a crash of the machine.
+    ChannelBoot = "channel.boot",
     /// A request whose completion is stored is not executed again.
     ChannelResumeCompleted = "channel.resume.completed",
     /// A session of which lines have damage is not continued.
