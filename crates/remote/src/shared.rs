@@ -86,6 +86,12 @@ impl Changes {
         self.0.lock().unsettled.insert(blkdev);
     }
 
+    /// Whether requests wait until a channel has settled.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        !self.0.lock().held.is_empty()
+    }
+
     /// In the channel of a blkdev no change is in flight any more that a former process has taken; or the blkdev is gone.
     pub fn settle(&self, blkdev: BlkdevId) {
         let mut state = self.0.lock();
@@ -210,7 +216,10 @@ impl SharedQueue {
         let mut state = self.executed.changes.0.lock();
         let is_first = is_former && is_change(&request);
         if !is_first && !state.unsettled.is_empty() {
-            state.held.push(Arc::clone(&self.ready));
+            // Once for each queue: clients may come and go for as long as it takes.
+            if !state.held.iter().any(|queue| Arc::ptr_eq(queue, &self.ready)) {
+                state.held.push(Arc::clone(&self.ready));
+            }
             self.held.push(Held { ticket: None, request });
             return None;
         }
@@ -357,6 +366,7 @@ impl RequestQueue for SharedQueue {
 impl Drop for SharedQueue {
     fn drop(&mut self) {
         self.end_held(&mut Vec::new());
+        self.executed.changes.0.lock().held.retain(|queue| !Arc::ptr_eq(queue, &self.ready));
     }
 }
 
@@ -463,12 +473,16 @@ mod tests {
         assert_eq!(rig.poll(&mut local), [2]);
         // A client that disconnects takes with it what waits.
         rig.changes.wait_for(BLKDEV);
-        assert_eq!(rig.submit(&mut local, 3, Operation::Write, 0, false), []);
+        for id in 3..10 {
+            assert_eq!(rig.submit(&mut local, id, Operation::Write, 0, false), []);
+        }
         let mut done = Vec::new();
         local.give_up(&mut done);
-        assert_eq!((done.len(), local.parked()), (1, 0));
+        assert_eq!((done.len(), local.parked()), (7, 0));
+        assert_eq!(rig.submit(&mut local, 10, Operation::Write, 0, false), []);
+        assert_eq!(rig.changes.0.lock().held.len(), 1, "one for each queue");
         drop(local);
         let state = rig.changes.0.lock();
-        assert!(state.waiting.is_empty() && state.left.is_empty());
+        assert!(state.waiting.is_empty() && state.left.is_empty() && state.held.is_empty());
     }
 }

@@ -60,7 +60,7 @@ pub(super) struct BackendSlot {
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
     /// The block devices of other hosts on it that are served.
     pub services: BTreeMap<BlkdevId, ServedSlot>,
-    /// The changes in flight of its block devices on all hosts.
+    /// The requests in flight of its block devices on all hosts, as far as those share it.
     pub changes: Arc<Changes>,
     /// Why that is not served.
     pub service_error: Option<String>,

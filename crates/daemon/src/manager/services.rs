@@ -174,10 +174,15 @@ impl Manager {
         if error != taken.slot.service_error
             && let Some(line) = &error
         {
+            let waiting = if taken.slot.changes.is_waiting() {
+                "; requests of the block devices that share the backend wait for it"
+            } else {
+                ""
+            };
             tracing::error!(
                 transport,
                 backend = id.0,
-                "the block device of another host is not served: {line}"
+                "the block device of another host is not served: {line}{waiting}"
             );
         }
         taken.slot.service_error = error;
@@ -192,12 +197,7 @@ impl BackendSlot {
             return false;
         };
         let rows: Vec<&RemoteBlkdev> = rows.iter().filter(|row| row.entry.backend == id).collect();
-        // What cannot be served beside the others is not tried again in each pass.
-        let is_alone = self.services.is_empty() && self.blkdevs.is_empty();
-        let is_missing = |row: &&RemoteBlkdev| {
-            !self.services.contains_key(&row.entry.id) && (is_alone || row.entry.shared)
-        };
-        let is_missing = rows.iter().copied().any(|row| is_missing(&row));
+        let is_missing = rows.iter().any(|row| !self.services.contains_key(&row.entry.id));
         let mut held = served.iter().filter(|served| served.backend == id);
         self.services.values_mut().for_each(|service| service.take_class(&rows, run));
         is_missing

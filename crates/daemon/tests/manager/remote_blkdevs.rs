@@ -195,12 +195,12 @@ fn a_backend_is_shared_only_if_all_hosts_ask_for_it() {
     refused(
         start_shared(&a),
         ErrorKind::Busy,
-        "blkdev 0 of host 1 stands on backend 0 already, and does not share",
+        "blkdev 0 of host 1 stands on backend 0 already; it does not share it: stop it there",
     );
     stop(&b, 0).unwrap();
     let id = wait_for_start(&a);
     refused(start_shared(&a), ErrorKind::Busy, "has a block device already");
-    refused(start(&b), ErrorKind::Busy, "and shares it with those that do so, too");
+    refused(start(&b), ErrorKind::Busy, "it shares it with those that are started with --shared");
     assert!(start_shared(&b).unwrap().shared);
     refused(start_shared(&b), ErrorKind::Busy, "stands on backend 0 already");
     assert!(b.daemon.blkdevs(0, true).unwrap().iter().all(|blkdev| blkdev.shared));
@@ -228,6 +228,19 @@ fn a_region_of_one_host_has_no_backend_that_is_shared() {
 }
 
 #[test]
+fn clients_of_the_owner_do_not_wait_for_a_block_device_that_was_removed_while_it_was_away() {
+    let (_shared, a, b) = two_that_share();
+    b.fixture.write_block();
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    stop(&b, 1).unwrap();
+    let a = Host { daemon: fixture.daemon(), fixture };
+    a.fixture.block_is_there();
+    start_shared(&b).unwrap();
+    b.fixture.block_is_there();
+}
+
+#[test]
 fn hosts_that_share_a_backend_see_what_each_other_writes_and_the_owner_comes_back() {
     let (_shared, a, b) = two_that_share();
     let (mut of_a, mut of_b) = (a.fixture.client(), b.fixture.client());
@@ -239,22 +252,23 @@ fn hosts_that_share_a_backend_see_what_each_other_writes_and_the_owner_comes_bac
         assert_eq!(found, [round; 4096]);
     }
     drop(of_a);
-    // Both write the same blocks while the owner is restarted; what is acknowledged last is there.
+    // What was in flight when the owner comes back is executed before what its own clients send then.
     let Host { daemon, fixture } = a;
     drop(daemon);
     let waiting = std::thread::spawn(move || {
         of_b.write(0, &[77; 16384], true).unwrap();
         of_b
     });
+    wait_until("it is in flight", || remote(&b).in_flight == 1);
     let a = Host { daemon: fixture.daemon(), fixture };
-    let mut of_b = waiting.join().unwrap();
     let mut of_a = a.fixture.client();
-    let mut found = [0; 16384];
-    of_a.read(0, &mut found).unwrap();
-    assert_eq!(found, [77; 16384]);
-    of_a.write(0, &[78; 16384], false).unwrap();
-    of_b.read(0, &mut found).unwrap();
-    assert_eq!(found, [78; 16384]);
+    of_a.write(0, &[78; 4096], false).unwrap();
+    let mut of_b = waiting.join().unwrap();
+    for client in [&mut of_a, &mut of_b] {
+        let mut found = [0; 16384];
+        client.read(0, &mut found).unwrap();
+        assert!(found[..4096] == [78; 4096] && found[4096..] == [77; 12288]);
+    }
     drop((of_a, of_b));
 }
 

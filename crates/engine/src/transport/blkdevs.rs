@@ -40,8 +40,8 @@ impl BlkdevSpec {
             return Ok(());
         }
         let reason = match (self.shared, is_shared) {
-            (true, false) => ", and does not share it",
-            (false, true) => ", and shares it with those that do so, too",
+            (true, false) => "; it does not share it: stop it there and start it with --shared, too",
+            (false, true) => "; it shares it with those that are started with --shared, too",
             _ => "",
         };
         let text = format!("blkdev {id} of host {host} stands on backend {} already{reason}", self.backend);

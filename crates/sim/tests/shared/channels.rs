@@ -148,7 +148,7 @@ fn hosts_share_a_backend_if_all_of_them_ask_for_it() {
     local(true).expect("there is room");
     assert_eq!(kind(local(true)), Err(ErrorKind::Busy), "one on each host");
     let refused = remote(&c, backend).expect_err("it does not ask for it");
-    assert!(refused.kind() == ErrorKind::Busy && refused.to_string().contains("and shares it"), "{refused}");
+    assert!(refused.kind() == ErrorKind::Busy && refused.to_string().contains("it shares it"), "{refused}");
     create_remote(&c, backend, true).expect("there is room");
 
     let rows = a.remote_blkdevs_of_others().expect("it can be read");
