@@ -10,8 +10,8 @@
 //! changes nothing: the client holds a request back while one in flight overlaps it and one of both changes the device, so that nothing
 //! else was stored in the range meanwhile. To the client the server was slow.
 //!
-//! Where the rings have damage, or the former process served another client, the server begins another session. Its client submits all
-//! requests in flight again. With several clients those may be executed behind newer ones of others.
+//! Where the rings have damage, the former process served another client, or the machine has crashed, the server begins another session.
+//! Its client submits all requests in flight again. With several clients those may be executed behind newer ones of others.
 //!
 //! **Several clients of one device** have a channel each. [`Exclusion`] keeps their requests that overlap apart until the completion of the
 //! earlier one is stored. So no client has seen what a change without a completion has stored, and those that are outstanding after a
