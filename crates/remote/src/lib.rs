@@ -20,12 +20,14 @@ mod figures;
 mod pause;
 mod service;
 mod shared;
+mod switch;
 
 pub use device::RemoteDevice;
 pub use figures::OperationFigures;
 pub use pause::{QUIET, QUIET_WAIT_MAX, WAIT_MAX};
 pub use service::{Service, ServiceOptions};
 pub use shared::{Changes, SharedDevice};
+pub use switch::SwitchDevice;
 
 use cbd_channel::Areas;
 use cbd_format::ChannelShape;
