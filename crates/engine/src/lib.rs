@@ -54,8 +54,8 @@ pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Se
 pub use slots::TwoSlots;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, ChannelArea, FormatOptions,
-    FormerDisk, HostEntry, Mixed, Pages, RemoteBlkdev, RemoteState, ServedBlkdev, SharedSpace, StoredPins,
-    Transport, TransportInfo, owner,
+    FormerDisk, HostEntry, Mixed, MoveAnswer, MoveOffer, MoveRefusal, MoveState, MoveWish, Pages,
+    RemoteBlkdev, RemoteState, ServedBlkdev, SharedSpace, StoredPins, Transport, TransportInfo, owner,
 };
 pub use worker::{BackgroundWorker, REQUEST_MAX, Step};
 

@@ -85,19 +85,46 @@ on_media! {
     }
 }
 
+/// [`AreaHeader::move_state`]: the host that the backend is offered to looks whether it can have it.
+pub const MOVE_OFFERED: u32 = 1;
+/// [`AreaHeader::move_state`]: hosts with blkdevs on the backend submit no requests, and have none in flight.
+pub const MOVE_HOLD: u32 = 2;
+/// [`AreaHeader::move_state`]: a move that another host asked for was refused, or has failed.
+pub const MOVE_REFUSED: u32 = 3;
+
+/// [`AreaHeader::answer`]: the host asks for the backend.
+pub const ANSWER_WANTED: u32 = 1;
+/// [`AreaHeader::answer`]: the host can have the backend, and has a row for it.
+pub const ANSWER_ACCEPTED: u32 = 2;
+/// [`AreaHeader::answer`]: the host has no requests in flight on the backend, and submits none.
+pub const ANSWER_HELD: u32 = 3;
+/// [`AreaHeader::answer`]: the first of the reasons for which a host refuses a backend.
+pub const ANSWER_REFUSED: u32 = 16;
+
 on_media! {
-    /// Describes the area of a host. It is stored when the tables in it are blank.
+    /// Describes the area of a host, and what the host does to move a backend to another host. It is stored first when the tables in the
+    /// area are blank.
     pub struct AreaHeader, size 112 {
         /// [`Holding::granted`] of the host whose tables are in the area.
         0 granted: U64,
         /// Bytes of `name` in use.
         8 name_length: U32,
-        /// Zero.
-        12 reserved: U32,
+        /// Row of the backend that the host offers to another one, plus 1; 0 if it offers none.
+        12 move_backend: U32,
         /// Name of the host in UTF-8, zero-padded.
         16 name: [u8; 64],
-        /// Zero.
-        80 reserved2: [u8; 32],
+        /// Random number of the move that the host offers, or has refused.
+        80 move_number: U64,
+        /// The host that the backend is offered to, plus 1.
+        88 move_to: U32,
+        /// [`MOVE_OFFERED`], [`MOVE_HOLD`] or [`MOVE_REFUSED`]; 0 if the host offers no move.
+        92 move_state: U32,
+        /// Random number of the move that the host asks for, or answers.
+        96 answer_number: U64,
+        /// Row of the backend that it is about, plus 1.
+        104 answer_backend: U32,
+        /// [`ANSWER_WANTED`], [`ANSWER_ACCEPTED`], [`ANSWER_HELD`], or a reason to refuse from [`ANSWER_REFUSED`] on; 0 without an answer.
+        108 answer: U32,
     }
 }
 

@@ -9,6 +9,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 pub const STATE_ACTIVE: u32 = 1;
 /// A row that is free.
 pub const STATE_FREE: u32 = 0;
+/// A row of a backend that another host moves to this one. Once this host has the row, the backend is its own, without a cache yet.
+pub const STATE_INCOMING: u32 = 2;
 
 /// Class of a blkdev whose requests are of metadata.
 pub const CLASS_METADATA: u32 = 1;
@@ -68,7 +70,7 @@ on_media! {
 on_media! {
     /// A backing device of the transport, and the cache in front of it.
     pub struct BackendEntry, size 1008 {
-        /// [`STATE_ACTIVE`] or [`STATE_FREE`].
+        /// [`STATE_ACTIVE`], [`STATE_FREE`] or [`STATE_INCOMING`].
         0 state: U32,
         /// Row of the host that owns it.
         4 host: U32,

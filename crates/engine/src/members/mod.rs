@@ -412,6 +412,40 @@ impl<E: Environment> Members<E> {
         Ok(true)
     }
 
+    /// Gives an object of this host to another one, which has agreed to that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Stopped`] if this process is the host no more, or does not have the object; as [`acquire`](Self::acquire). After
+    /// another error it is not known whether the other host has it.
+    pub fn pass_on(&self, member: &Member, object: Object, to: HostId) -> Result<()> {
+        self.check_member(member)?;
+        let (from, to) = (member.id.0, to.0);
+        let decided = self.vote_as(member, object, |last| Ok(last.holding.is_of(from).then(|| held(to))))?;
+        if decided.holding.is_of(to) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Stopped, format!("host {from} does not have {object:?} any more")))
+    }
+
+    /// The header of a host's area; `None` if it cannot be read now, or is not of the host that has the area.
+    pub(crate) fn area_header(&self, id: HostId) -> Option<AreaHeader> {
+        let holding = self.votes(Object::Area(id.0)).known().ok()?.holding;
+        let header = self.header(id);
+        header.content().filter(|header| holding.is_held() && header.granted == holding.granted).copied()
+    }
+
+    /// Changes the header of this host's area. No other thread of the process does so.
+    pub(crate) fn change_header(&self, member: &Member, change: impl FnOnce(&mut AreaHeader)) -> Result<()> {
+        self.check_member(member)?;
+        let mut header = self.header(member.id);
+        if header.content().is_none_or(|header| header.granted.get() != member.granted) {
+            let text = format!("the header of the area of host {} cannot be read", member.id);
+            return Err(Error::new(ErrorKind::Damaged, text));
+        }
+        header.keep_in_both(&self.region, HEADER, change)?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)
+    }
+
     /// Takes an object from this host, if it has it. It stores nothing there any more.
     ///
     /// # Errors

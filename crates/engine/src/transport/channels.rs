@@ -13,6 +13,7 @@ use super::{
     BlkdevEntry, BlkdevSpec, Tables, Transport,
     blkdevs::{ROW, blkdev_entry},
     joined::RowKind,
+    moves::state_of_incoming,
     rows::rows,
 };
 use crate::{Environment, slots::TwoSlots};
@@ -280,7 +281,7 @@ impl<E: Environment> Transport<E> {
         let below = self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, backend.0);
         match below.content() {
             Some(row) if row.state.get() == STATE_ACTIVE && row.uuid == blkdev.backend_uuid => {}
-            Some(_) => return Ok(RemoteState::Gone),
+            Some(row) => return Ok(state_of_incoming(row, &blkdev.backend_uuid)),
             // It is being stored, or cannot be read now.
             None => return Ok(RemoteState::NotServed),
         }
@@ -331,7 +332,7 @@ impl<E: Environment> Transport<E> {
     }
 
     /// Takes a free segment, blanks its first page, and durably stores its entry.
-    fn take_area(&self, tables: &mut Tables<E>, entry: SegmentEntry) -> Result<SegmentId> {
+    pub(super) fn take_area(&self, tables: &mut Tables<E>, entry: SegmentEntry) -> Result<SegmentId> {
         self.take_segments(tables, 1)?;
         let free = tables.free_segments().first().copied();
         let Some(segment) = free else {
@@ -376,7 +377,7 @@ impl<E: Environment> Tables<E> {
     }
 
     /// The active row of a backend that this host has, with this identity.
-    fn own_backend(&self, backend: u32, uuid: &[u8; 16]) -> Option<&BackendRow> {
+    pub(super) fn own_backend(&self, backend: u32, uuid: &[u8; 16]) -> Option<&BackendRow> {
         let has = self.shares.as_ref().is_none_or(|shares| shares.has_backend(backend));
         let row = self.backends.get(backend as usize).and_then(TwoSlots::content)?;
         (has && row.state.get() == STATE_ACTIVE && row.uuid == *uuid).then_some(row)
@@ -427,7 +428,7 @@ fn is_for(entry: &SegmentEntry, blkdev: &RemoteBlkdev) -> bool {
         && entry.backend_uuid == blkdev.backend_uuid
 }
 
-fn of_one_host() -> Error {
+pub(super) fn of_one_host() -> Error {
     Error::new(
         ErrorKind::InvalidArgument,
         "the region is not shared by several hosts (tp-reg --format --shared)",

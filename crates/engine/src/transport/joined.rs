@@ -16,7 +16,7 @@ use crate::{BackendEntry, BlkdevEntry, Environment, Member, Members, Mutex, Proo
 use alloc::{boxed::Box, format, string::String, sync::Arc, vec, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, Layout, Object, SharedLayout, SlotContent,
-    tables::STATE_ACTIVE,
+    tables::{STATE_ACTIVE, STATE_INCOMING},
 };
 use cbd_types::{Error, ErrorKind, HostId, MutationPoint, Name, Region, Result};
 
@@ -61,6 +61,20 @@ impl Shares {
     pub(super) fn has_segment(&self, segment: usize) -> bool {
         let group = self.parts.group_of(segment as u32);
         self.groups.get(group as usize).is_some_and(|has| *has)
+    }
+
+    /// The row of a backend is another host's now.
+    pub(super) fn lose_backend(&mut self, backend: u32) {
+        if let Some(has) = self.backends.get_mut(backend as usize) {
+            *has = false;
+        }
+    }
+
+    /// The row of a backend is this host's now.
+    pub(super) fn get_backend(&mut self, backend: u32) {
+        if let Some(has) = self.backends.get_mut(backend as usize) {
+            *has = true;
+        }
     }
 
     fn rows(&mut self, kind: RowKind) -> &mut Vec<bool> {
@@ -129,14 +143,19 @@ impl<E: Environment> Transport<E> {
         if let Some(parts) = own.shared_parts() {
             tables.lock().shares = Some(Shares::read(members, host, parts)?);
         }
-        Ok(Arc::new(Self {
+        let transport = Arc::new(Self {
             environment,
             region,
             segment_size: own.segment_size,
             layout: Mutex::<E, _>::new(Box::new(own)),
             tables,
             joined,
-        }))
+        });
+        if transport.joined.is_some() {
+            // A crash between the two steps of a move to another host.
+            transport.free_lost_backends(&mut transport.tables.lock())?;
+        }
+        Ok(transport)
     }
 
     /// The hosts of a region, if several share it.
@@ -204,14 +223,24 @@ impl<E: Environment> Transport<E> {
             RowKind::Backend => &shares.backends,
             RowKind::Blkdev => &shares.blkdevs,
         };
-        match first_free(table(tables), state, what, |row| has.get(row).is_some_and(|has| *has)) {
+        let is_incoming = |row: usize| {
+            table(tables).get(row).and_then(TwoSlots::content).is_some_and(|row| state(row) == STATE_INCOMING)
+        };
+        let may_use = |row: usize| has.get(row).is_some_and(|has| *has) && !is_incoming(row);
+        match first_free(table(tables), state, what, may_use) {
             Err(error) if error.kind() == ErrorKind::NoSpace => {}
             found => return found,
         }
         for row in 0..has.len() as u32 {
             let is_usable = !table(tables).get(row as usize).is_none_or(TwoSlots::is_lost);
             let is_own = tables.shares.as_mut().is_some_and(|shares| shares.rows(kind)[row as usize]);
-            if is_own || !is_usable || !joined.members.acquire(&joined.member, kind.object(row))? {
+            if is_own || !is_usable {
+                continue;
+            }
+            if kind == RowKind::Backend && joined.members.owner(kind.object(row))?.is_none() {
+                self.free_incoming(tables, row as usize)?;
+            }
+            if !joined.members.acquire(&joined.member, kind.object(row))? {
                 continue;
             }
             if let Some(shares) = &mut tables.shares {
@@ -256,7 +285,8 @@ impl<E: Environment> Transport<E> {
         let Some(mut shares) = tables.shares.take() else { return };
         shares.free = None;
         let give = |object: Object| joined.members.release(&joined.member, object).is_ok();
-        let is_active = |row: Option<u32>, is_lost: bool| row == Some(STATE_ACTIVE) || is_lost;
+        let is_active =
+            |row: Option<u32>, is_lost: bool| matches!(row, Some(STATE_ACTIVE | STATE_INCOMING)) || is_lost;
         for (row, has) in shares.backends.iter_mut().enumerate().filter(|(_, has)| **has) {
             let slots = &tables.backends[row];
             if !is_active(slots.content().map(|row| row.state.get()), slots.is_lost()) {
