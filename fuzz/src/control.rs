@@ -12,7 +12,7 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, ErrorAnswer, GrowTransport,
+    BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, ErrorAnswer, GrowTransport, MoveBackend,
     HostInfo, NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
     ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
     TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
@@ -173,6 +173,16 @@ impl Control for Confined {
 
     fn attach_cache(&self, transport: u32, backend: u32, request: &AttachCache) -> Result<Done> {
         self.manager.attach_cache(transport, backend, request)
+    }
+
+    fn move_backend(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &MoveBackend,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.manager.move_backend(transport, backend, request, report)
     }
 
     fn detach_cache(

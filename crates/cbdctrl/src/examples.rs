@@ -232,6 +232,13 @@ fn of_live(name: &str) -> &'static [Example] {
         "cache-attach" => {
             &[("Put a cache of 4 GiB in front of a disk in use:", "cbdctrl cache-attach -b 0 -c 4G")]
         }
+        "backend-move" => &[
+            ("Move backend 0 to host b, while it is in use:", "cbdctrl backend-move -b 0 --to b"),
+            (
+                "Allow a slow disk more time without progress:",
+                "cbdctrl backend-move -b 0 --to b --timeout 600",
+            ),
+        ],
         "cache-detach" => &[
             (
                 "Write all dirty data to the disk, and use the disk without a cache:",

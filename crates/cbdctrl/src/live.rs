@@ -3,7 +3,7 @@
 use crate::cli::{LiveCommand, OfBackend};
 use crate::command::{Output, long, warn};
 use crate::progress;
-use cbd_daemon::api::{AttachCache, DetachCache, Done, ResizeCache};
+use cbd_daemon::api::{AttachCache, DetachCache, Done, MoveBackend, ResizeCache};
 use cbd_daemon::client::Client;
 use cbd_types::Result;
 
@@ -28,6 +28,10 @@ pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) ->
             let done: Done = client.post(&of.path("attach"), &request)?;
             warn(&done.warnings);
             output.result(&done, "")
+        }
+        LiveCommand::BackendMove { of, to, timeout } => {
+            let path = format!("/v1/transports/{}/backends/{}/move", of.on.transport, of.backend);
+            long(client, output, &path, &MoveBackend { to, timeout_s: timeout })
         }
         LiveCommand::CacheDetach { of, timeout } => {
             long(client, output, &of.path("detach"), &DetachCache { timeout_s: timeout })

@@ -234,7 +234,72 @@ impl Shared {
 
 #[test]
 fn hosts_that_share_a_backend_see_what_the_other_one_has_written_whichever_is_killed() {
-    let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
+    play_shared(&mut |hosts, step, may_end, random| kill_one(hosts, step as usize % 2, may_end, random));
+}
+
+#[test]
+fn a_backend_moves_to_and_fro_while_clients_of_both_hosts_use_it_and_daemons_are_killed() {
+    let mut owner = 0;
+    play_shared(&mut |hosts, step, may_end, random| {
+        if step % 5 == 4 {
+            return kill_one(hosts, random.below(2) as usize, may_end, random);
+        }
+        // The host that has it sends it, or the other one asks for it.
+        let by = if step % 2 == 0 { owner } else { 1 - owner };
+        let to = ["b", "a"][owner];
+        hosts[by].ok(&["backend-move", "-b", "0", "--to", to]);
+        owner = 1 - owner;
+    });
+}
+
+#[test]
+fn a_move_during_which_a_daemon_is_killed_leaves_the_backend_on_one_of_both_hosts() {
+    play_shared(&mut |hosts, _, may_end, random| {
+        let owner = owner_of(hosts);
+        let (socket, to) = (hosts[owner].socket(), ["b", "a"][owner]);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        command.args(["backend-move", "-b", "0", "--to", to]).env("CBD_SOCKET", socket);
+        support::child::dies_with_the_test(&mut command);
+        let mut moving = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("cbdctrl");
+        std::thread::sleep(Duration::from_millis(random.below(2500)));
+        let which = random.below(2) as usize;
+        may_end[which].store(true, Ordering::SeqCst);
+        hosts[which].kill();
+        std::thread::sleep(Duration::from_millis(random.below(100)));
+        hosts[which].start();
+        wait(&mut moving, Duration::from_secs(60)).expect("the command ends");
+        until("one of both has the backend, and it is served to both", || {
+            let up = |host: &Fixture| host.json(&["backend-list", "--json"])[0]["alive"] == true;
+            let served = |host: &Fixture| host.json(&["dev-list", "--json"])[0]["alive"] == true;
+            hosts.iter().filter(|host| up(host)).count() == 1 && hosts.iter().all(served)
+        });
+        may_end[which].store(false, Ordering::SeqCst);
+    });
+}
+
+/// Which of both hosts has the backend.
+fn owner_of(hosts: &[Fixture; 2]) -> usize {
+    let has = |host: &Fixture| {
+        let list = host.json(&["backend-list", "--json"]);
+        list.as_array().is_some_and(|list| !list.is_empty())
+    };
+    hosts.iter().position(has).expect("one has the backend")
+}
+
+/// Kills a daemon and starts it again. Connections to it may end meanwhile.
+fn kill_one(hosts: &mut [Fixture; 2], which: usize, may_end: &[AtomicBool; 2], random: &mut Random) {
+    let (host, may_end) = (&mut hosts[which], &may_end[which]);
+    may_end.store(true, Ordering::SeqCst);
+    host.kill();
+    std::thread::sleep(Duration::from_millis(random.below(100)));
+    host.start();
+    until("it is served again", || host.json(&["dev-list", "--json"])[0]["alive"] == true);
+    may_end.store(false, Ordering::SeqCst);
+}
+
+/// Two hosts that share a backend, a client on each, and what is done to the hosts while both write.
+fn play_shared(act: &mut dyn FnMut(&mut [Fixture; 2], u64, &[AtomicBool; 2], &mut Random)) {
+    let steps = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
     let (a, b, disk) = two_hosts(Fixture::new(), Fixture::new());
     let mut hosts = [a, b];
     for host in &hosts {
@@ -255,26 +320,21 @@ fn hosts_that_share_a_backend_see_what_the_other_one_has_written_whichever_is_ki
             let seed = random.number();
             scope.spawn(move || shared.run(socket, may_end, done, seed));
         }
-        for kill in 0..kills as usize {
+        for step in 0..steps {
             let before = done.each_ref().map(|done| done.load(Ordering::Relaxed));
             until("both clients make progress", || {
                 done.iter().zip(&before).all(|(done, before)| done.load(Ordering::Relaxed) > before + 50)
             });
             std::thread::sleep(Duration::from_millis(random.below(50)));
-            let (host, may_end) = (&mut hosts[kill % 2], &may_end[kill % 2]);
-            may_end.store(true, Ordering::SeqCst);
-            host.kill();
-            std::thread::sleep(Duration::from_millis(random.below(100)));
-            host.start();
-            until("it is served again", || host.json(&["dev-list", "--json"])[0]["alive"] == true);
-            may_end.store(false, Ordering::SeqCst);
+            act(&mut hosts, step, &may_end, &mut random);
         }
         shared.is_over.store(true, Ordering::Relaxed);
     });
-    println!("{kills} kills, {:?} turns", done.each_ref().map(|done| done.load(Ordering::Relaxed)));
-    let [a, b] = hosts;
-    b.ok(&["dev-stop", "-d", "1"]);
-    until("the other host has noticed it", || a.run(&["backend-stop", "-b", "0"]).code == 0);
+    println!("{steps} steps, {:?} turns", done.each_ref().map(|done| done.load(Ordering::Relaxed)));
+    let owner = owner_of(&hosts);
+    let other = 1 - owner;
+    hosts[other].ok(&["dev-stop", "-d", &other.to_string()]);
+    until("the other host has noticed it", || hosts[owner].run(&["backend-stop", "-b", "0"]).code == 0);
     let file = std::fs::File::open(&disk).expect("the disk");
     for (block, version) in (0..).zip(&shared.versions) {
         let version = *version.lock().expect("no client has failed");
@@ -386,6 +446,72 @@ fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_i
         support::tool("fsck.ext4", &["-fn", device]);
         b.ok(&["dev-stop", "-d", "0"]);
     });
+}
+
+#[test]
+fn a_file_system_sees_a_pause_when_its_backend_moves() {
+    let name = "a_file_system_sees_a_pause_when_its_backend_moves";
+    in_sandbox(name, Duration::from_secs(150), |folder| {
+        let (a, b, _) = two_hosts(Fixture::under(folder), Fixture::under(folder));
+        let device = b.ok(&["dev-start", "-b", "0", "-e", "fuse-loop"]);
+        let device = device.trim();
+        support::tool("mkfs.ext4", &["-q", device]);
+        let mounted = support::sandbox::Mounted::new(device, &folder.join("mnt"), "rw");
+        let mut command = fio(folder, &text_of(&mounted.path("file")));
+        let mut load = command.args(["--size=20m", "--loops=20"]).spawn().expect("fio");
+        let mut moves = 0;
+        for by in [&a, &a, &b, &b] {
+            // To the host of the block device and away from it, by either.
+            let to = if moves % 2 == 0 { "b" } else { "a" };
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(load.try_wait().expect("it is ours").is_none(), "fio was done before");
+            by.ok(&["backend-move", "-b", "0", "--to", to]);
+            moves += 1;
+        }
+        let ended = wait(&mut load, Duration::from_secs(60)).expect("fio ends");
+        assert!(ended.success(), "fio found an error: {ended}");
+        mounted.unmount();
+        support::tool("fsck.ext4", &["-fn", device]);
+        b.ok(&["dev-stop", "-d", "0"]);
+    });
+}
+
+#[test]
+fn a_backend_moves_only_where_it_can_be() {
+    let (a, mut b, _) = two_hosts(Fixture::new(), Fixture::new());
+    a.ok(&["dev-start", "-b", "0", "-e", &a.nbd()]);
+    let refused = |host: &Fixture, to: &str, text: &str| {
+        let ran = host.run(&["backend-move", "-b", "0", "--to", to]);
+        assert!(ran.code == 1 && ran.stderr.contains(text), "{ran:?}");
+    };
+    refused(&a, "c", "transport 0 has no host c; host-list shows which there are");
+    refused(&a, "a", "backend 0 is on host a already");
+    refused(&b, "a", "backend 0 is on neither this host nor a");
+    let unknown = b.run(&["backend-move", "-b", "7", "--to", "b"]);
+    assert!(unknown.stderr.contains("there is no backend 7"), "{unknown:?}");
+    b.kill();
+    refused(&a, "b", "host b did not answer within 6 s");
+    b.start();
+    // A client on a did not notice, and the next attempt succeeds.
+    let mut client = connect(&a.path("nbd.sock"));
+    client.write(0, &[3; BLOCK as usize], true).expect("written");
+    a.ok(&["backend-move", "-b", "0", "--to", "1"]);
+    let mut found = vec![0; BLOCK as usize];
+    client.read(0, &mut found).expect("read");
+    assert!(found.iter().all(|byte| *byte == 3));
+    let events = a.ok(&["events"]);
+    for event in ["backend.moving", "backend.move.failed", "backend.moved"] {
+        assert!(events.contains(event), "{event} is missing: {events}");
+    }
+    // The other host removes it only without the block device here.
+    let used = b.run(&["backend-stop", "-b", "0"]);
+    assert!(
+        used.code == 1 && used.stderr.contains("block device 0 of host a stands on backend 0"),
+        "{used:?}"
+    );
+    drop(client);
+    a.ok(&["dev-stop", "-d", "0"]);
+    until("the other host has noticed it", || b.run(&["backend-stop", "-b", "0"]).code == 0);
 }
 
 #[test]

@@ -8,9 +8,9 @@
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo,
-    NumberOrName, PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
-    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
+    MoveBackend, NumberOrName, PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache,
+    ScrubInfo, ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::events::Events;
 use cbd_types::Result;
@@ -53,6 +53,14 @@ pub trait Control: Send + Sync + 'static {
     ) -> Result<Done>;
     /// Gives a backend a cache while it is in use.
     fn attach_cache(&self, transport: u32, backend: u32, request: &AttachCache) -> Result<Done>;
+    /// Moves a backend to another host of a region that several share, while it is in use.
+    fn move_backend(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &MoveBackend,
+        report: Report<'_>,
+    ) -> Result<Done>;
     /// Drains the cache of a backend and takes it away, while it is in use.
     fn detach_cache(
         &self,

@@ -111,6 +111,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/settings", patch(set))
         .route("/v1/transports/{transport}/backends/{backend}/cache/attach", post(attach_cache))
         .route("/v1/transports/{transport}/backends/{backend}/cache/detach", post(detach_cache))
+        .route("/v1/transports/{transport}/backends/{backend}/move", post(hosts::move_backend))
         .route("/v1/transports/{transport}/backends/{backend}/cache/resize", post(resize_cache))
         .route("/v1/transports/{transport}/backends/{backend}/pins", get(pins).post(add_pins))
         .route("/v1/transports/{transport}/backends/{backend}/unpin", post(remove_pins))

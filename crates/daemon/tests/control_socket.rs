@@ -100,6 +100,9 @@ impl Control for Fake {
         }
         Ok(Done { warnings: vec![request.cache_size.to_string()], ..Done::default() })
     }
+    fn move_backend(&self, _: u32, _: u32, _: &MoveBackend, report: Report<'_>) -> Result<Done> {
+        self.wait_for_client(report)
+    }
     fn detach_cache(&self, _: u32, _: u32, _: &DetachCache, report: Report<'_>) -> Result<Done> {
         report(progress(60));
         refused(ErrorKind::Backing, "the disk fails")

@@ -5,7 +5,7 @@ use cbd_daemon::events::EventName;
 /// The names that were released. A name is added at its place in the list, and none is ever removed or changed:
 /// monitoring compares with them.
 const RELEASED: &str = "\
-backend.down backend.grown backend.removed backend.started backend.stopped backend.up blkdev.failed blkdev.resumed \
+backend.down backend.grown backend.move.failed backend.moved backend.moving backend.removed backend.started backend.stopped backend.up blkdev.failed blkdev.resumed \
 blkdev.started blkdev.stopped blkdev.waiting cache.attached cache.detached cache.healing.began cache.healing.ended cache.recovered cache.resized \
 cache.void.began cache.void.ended daemon.started daemon.stopping disk.answers disk.failing disk.recovered disk.silent \
 disk.unchecked drain.ended drain.started export.client.failed file.changed file.restored host.answers host.cleared host.silent \

@@ -716,6 +716,18 @@ class DetachCache(Object):
 
 
 @dataclasses.dataclass
+class MoveBackend(Object):
+    """Move backend."""
+
+    #: Name or number of the host; either it or the host that has the backend is that of this daemon.
+    to: str = ""
+    #: Seconds without progress of the drain after which the backend stays where it is.
+    timeout_s: Optional[int] = None
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {"to": _codec.text, "timeout_s": _codec.integer}
+
+
+@dataclasses.dataclass
 class ResizeCache(Object):
     """Resize cache."""
 
@@ -2304,6 +2316,23 @@ class Client(Connection):
         })
         answer = self.call("post", f"/v1/transports/{part(transport)}/backends/{part(backend)}/cache/attach", {}, body)
         return Done.from_json(answer)
+
+    def move_backend(
+        self,
+        backend: NumberOrName,
+        to: str,
+        *,
+        transport: int = 0,
+        timeout_s: Optional[int] = None,
+    ) -> Operation[Progress, Done]:
+        """Move a backend to another host of a region that several share, while its block devices are in use.
+
+        :param to: Name or number of the host; either it or the host that has the backend is that of this daemon.
+        :param timeout_s: Seconds without progress of the drain after which the backend stays where it is.
+        """
+        body = _codec.body_of({"to": to, "timeout_s": timeout_s})
+        stream = self.open_call("post", f"/v1/transports/{part(transport)}/backends/{part(backend)}/move", {}, body)
+        return Operation(stream, Progress.from_json, Done.from_json)
 
     def detach_cache(
         self,

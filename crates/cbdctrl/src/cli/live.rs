@@ -69,6 +69,19 @@ pub enum LiveCommand {
         #[arg(long, value_parser = cache_mode())]
         cache_mode: Option<CacheMode>,
     },
+    /// Move a backend to another host of a transport that several share, while its block devices are in use: they see a pause and no
+    /// error. The command runs on the host that has the backend, or on the one that gets it
+    BackendMove {
+        /// Backend
+        #[command(flatten)]
+        of: OfBackend,
+        /// Name or number of the host that gets it
+        #[arg(long, value_name = "HOST")]
+        to: String,
+        /// Seconds without progress of writing back after which it stays where it is [default: 60]
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<u64>,
+    },
     /// Write everything in the cache of a backend to its backing device, and take the cache away, while its block
     /// devices are in use
     CacheDetach {

@@ -30,6 +30,17 @@ pub struct DetachCache {
     pub timeout_s: Option<u64>,
 }
 
+/// Moves a backend to another host of a region that several share.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveBackend {
+    /// Name or number of the host. Either it or the host that has the backend is that of this daemon.
+    pub to: String,
+    /// Seconds without progress of the drain after which the backend stays where it is.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
+}
+
 /// Changes the size of the cache of a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -32,7 +32,7 @@ pub use events::{
 };
 pub use figures::{Bucket, DiskFigures, DiskOrigin, Histogram, OperationFigures, Outcome, Wait};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
-pub use live::{AttachCache, DetachCache, ResizeCache};
+pub use live::{AttachCache, DetachCache, MoveBackend, ResizeCache};
 pub use map::{DeviceMap, MAP_CELLS_MAX, MapCell};
 pub use names::NumberOrName;
 pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};

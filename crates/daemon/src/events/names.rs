@@ -56,6 +56,12 @@ names! {
     BackendStarted = "backend.started",
     /// A backend has stopped. Conditions of it that were in force are over.
     BackendStopped = "backend.stopped",
+    /// A backend is being moved to another host.
+    BackendMoving = "backend.moving",
+    /// A backend was moved to another host.
+    BackendMoved = "backend.moved",
+    /// A backend was not moved to another host: it is served where it was.
+    BackendMoveFailed = "backend.move.failed",
     /// A backend was removed: its disk is a plain disk again.
     BackendRemoved = "backend.removed",
     /// A backend is not served.

@@ -148,6 +148,7 @@ impl BackendSlot {
                 self.held = None;
                 self.unended.clear();
                 self.wait_for_channels(running);
+                self.resume_blkdevs();
                 Ok(())
             }
             Err(error) => {
@@ -274,6 +275,7 @@ impl Running {
     /// wait for a disk that is in use; `time` bounds the wait for all file systems and disks that do not respond.
     pub(super) fn restore_backends(&mut self, fixed: &Fixed, transport: u32, time: &mut StartTime) {
         let handle = self.handle(transport);
+        handle.settle_blkdevs();
         let (entries, damaged) = handle.entries();
         for reason in &damaged {
             tracing::error!(transport, "{reason}");

@@ -12,7 +12,8 @@ use crate::exports::{Described, DeviceToExport, Export, ExportChoice, Labels, de
 use crate::left::{LeftDevice, LeftDeviceByName};
 use cbd_engine::{BackendEntry, BlkdevEntry, BlkdevSpec};
 use cbd_export::BlockDevice;
-use cbd_remote::SharedDevice;
+use cbd_remote::{SharedDevice, SwitchDevice};
+use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct BlkdevSlot {
     pub entry: BlkdevEntry,
     pub export: Option<Export>,
+    /// The device below the export, which changes when the backend moves to another host; none in a region of one host.
+    pub switch: Option<Arc<SwitchDevice>>,
     pub error: Option<String>,
     /// The device name that is shown while no export is open.
     pub name: String,
@@ -45,6 +48,7 @@ impl BlkdevSlot {
         Self {
             entry,
             export: None,
+            switch: None,
             error: None,
             name,
             left: None,
@@ -89,6 +93,7 @@ impl BlkdevSlot {
         Self {
             entry: self.entry.clone(),
             export: None,
+            switch: self.switch.clone(),
             error: self.error.clone(),
             name: self.name.clone(),
             left: self.left.clone(),
@@ -126,6 +131,28 @@ impl BlkdevSlot {
         }
     }
 
+    /// Holds its requests, and waits until none is in flight.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if some do not complete in time.
+    pub fn hold(&self, limit: Duration) -> Result<()> {
+        self.switch.as_ref().map_or(Ok(()), |switch| switch.hold(limit))
+    }
+
+    /// Closes the device below it; its requests are held.
+    pub fn release(&self) {
+        if let Some(switch) = &self.switch {
+            switch.release();
+        }
+    }
+
+    /// Continues with the device that it has.
+    pub fn resume_former(&self) {
+        if let Some(switch) = &self.switch {
+            switch.resume_former();
+        }
+    }
+
     /// Closes the export because the device is removed; returns a warning if its threads did not end.
     ///
     /// # Errors
@@ -142,6 +169,7 @@ impl BlkdevSlot {
     /// Closes the export at the end of the daemon, or leaves it to the next daemon.
     pub fn end(&mut self) {
         let Some(export) = self.export.take() else { return };
+        self.switch = None;
         let name = export.name().to_owned();
         if let Err(error) = export.end() {
             tracing::warn!("{name} did not close completely: {error}");
@@ -157,12 +185,16 @@ impl BlkdevSlot {
         let Some(export) = self.export.take() else { return Ok(None) };
         let name = export.name().to_owned();
         match export.stop(force) {
-            Ok(()) => Ok(None),
+            Ok(()) => {
+                self.switch = None;
+                Ok(None)
+            }
             Err((Some(export), error)) => {
                 self.export = Some(*export);
                 Err(error)
             }
             Err((None, error)) => {
+                self.switch = None;
                 let unended = format!("{name} did not close completely: {}", error.line());
                 tracing::warn!("{unended}");
                 Ok(Some(unended))
@@ -176,8 +208,8 @@ impl BackendSlot {
     pub(super) fn restore_blkdev(&mut self, fixed: &Fixed, handle: &TransportHandle, entry: &BlkdevEntry) {
         let before = self.blkdevs.remove(&entry.id);
         let (error_before, retry) = before.map_or((None, None), |slot| (slot.error, slot.retry));
-        let (export, error) = match self.open_export(fixed, handle, entry) {
-            Ok(export) => (Some(export), None),
+        let (opened, error) = match self.open_export(fixed, handle, entry) {
+            Ok(opened) => (Some(opened), None),
             Err(error) => {
                 let line = error.line();
                 // Retries repeat the same error: only a change of it is logged.
@@ -194,12 +226,13 @@ impl BackendSlot {
                 (None, Some(line))
             }
         };
-        let retry = if export.is_some() { None } else { retry };
+        let retry = if opened.is_some() { None } else { retry };
+        let (export, switch) = opened.map_or((None, None), |(export, switch)| (Some(export), switch));
         let name = name_while_closed(fixed, handle.id, entry.id);
         let left = Some(fixed.context.left(&self.identity(entry.id)));
         self.blkdevs.insert(
             entry.id,
-            BlkdevSlot { export, error, left, retry, ..BlkdevSlot::closed(entry.clone(), name) },
+            BlkdevSlot { export, switch, error, left, retry, ..BlkdevSlot::closed(entry.clone(), name) },
         );
     }
 
@@ -234,7 +267,12 @@ impl BackendSlot {
         blkdev_identity(&self.entry.uuid, id)
     }
 
-    fn open_export(&self, fixed: &Fixed, handle: &TransportHandle, entry: &BlkdevEntry) -> Result<Export> {
+    fn open_export(
+        &self,
+        fixed: &Fixed,
+        handle: &TransportHandle,
+        entry: &BlkdevEntry,
+    ) -> Result<(Export, Option<Arc<SwitchDevice>>)> {
         let run = self.run.as_ref().ok_or_else(|| {
             Error::new(
                 ErrorKind::Stopped,
@@ -246,14 +284,27 @@ impl BackendSlot {
             )
         })?;
         self.refuse_while_served()?;
+        let device = self.device_of(run, entry);
+        let (device, switch) = handle.switchable(device);
+        let export = export_device(fixed, handle, (&self.entry, &self.identity(entry.id)), entry, &device)?;
+        Ok((export, switch))
+    }
+
+    /// The device of a block device in this run.
+    fn device_of(&self, run: &RunningBackend, entry: &BlkdevEntry) -> Arc<dyn BlockDevice> {
         let device = run.device_of(entry.id);
         device.set_class(entry.class);
-        let device: Arc<dyn BlockDevice> = if entry.shared {
-            Arc::new(SharedDevice::new(device, Arc::clone(&self.changes)))
-        } else {
-            device
-        };
-        export_device(fixed, handle, (&self.entry, &self.identity(entry.id)), entry, &device)
+        if entry.shared { Arc::new(SharedDevice::new(device, Arc::clone(&self.changes))) } else { device }
+    }
+
+    /// Continues the requests that were held for a move of the backend.
+    pub(super) fn resume_blkdevs(&self) {
+        let Some(run) = &self.run else { return };
+        for blkdev in self.blkdevs.values() {
+            if let Some(switch) = blkdev.switch.as_ref().filter(|switch| switch.is_held()) {
+                switch.resume(self.device_of(run, &blkdev.entry));
+            }
+        }
     }
 }
 
@@ -312,6 +363,18 @@ pub(super) fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
 }
 
 impl TransportHandle {
+    /// A device below an export. In a region that several hosts share it changes when the backend moves.
+    pub(super) fn switchable(
+        &self,
+        device: Arc<dyn BlockDevice>,
+    ) -> (Arc<dyn BlockDevice>, Option<Arc<SwitchDevice>>) {
+        if self.living.is_none() {
+            return (device, None);
+        }
+        let switch = Arc::new(SwitchDevice::new(device));
+        (Arc::clone(&switch) as _, Some(switch))
+    }
+
     /// The block devices of other hosts.
     pub(super) fn blkdevs_of_others(&self) -> Vec<BlkdevEntry> {
         if self.living.is_some() {
@@ -411,10 +474,11 @@ impl Manager {
             Ok((slot.open_export(&self.fixed, handle, &entry)?, entry))
         });
         match opened {
-            Ok((export, entry)) => {
+            Ok(((export, switch), entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);
                 let left = Some(self.fixed.context.left(&slot.identity(id)));
-                let blkdev = BlkdevSlot { export: Some(export), left, ..BlkdevSlot::closed(entry, name) };
+                let export = Some(export);
+                let blkdev = BlkdevSlot { export, switch, left, ..BlkdevSlot::closed(entry, name) };
                 let info = blkdev.info(id);
                 slot.blkdevs.insert(id, blkdev);
                 Ok(info)

@@ -7,9 +7,9 @@ use super::{Manager, backend, drain, status, transport, users};
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo,
-    NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
-    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
+    MoveBackend, NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache,
+    ScrubInfo, ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::control::{Control, Report};
 use crate::events::Events;
@@ -57,6 +57,16 @@ impl Control for Manager {
 
     fn attach_cache(&self, transport: u32, backend: u32, request: &AttachCache) -> Result<Done> {
         self.cache_attach(transport, BackendId(backend), request)
+    }
+
+    fn move_backend(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &MoveBackend,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.backend_move(transport, BackendId(backend), request, report)
     }
 
     fn detach_cache(

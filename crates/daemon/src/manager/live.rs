@@ -9,7 +9,7 @@ use super::Manager;
 use super::beneath::{Accepts, Beneath, DiskTrace, forget};
 use super::drain::{REPORT_INTERVAL, Wait};
 use super::sharing::{bounds_of, too_large};
-use super::slots::TakenSlot;
+use super::slots::{TakenSlot, TransportHandle};
 use super::start::loses_writes;
 use super::stopping;
 use super::watch::check_file;
@@ -29,7 +29,7 @@ impl Manager {
     pub(super) fn cache_attach(&self, number: u32, id: BackendId, request: &AttachCache) -> Result<Done> {
         self.with_running(number, id, "a cache is being attached to it", |taken, run| {
             let mut warnings: Vec<String> = check_file(id, run)?.into_iter().collect();
-            let after = self.last_drained(taken);
+            let after = self.last_drained(&taken.handle, &taken.slot.entry.uuid);
             let bounds = bounds_of(&taken.handle, request.cache_size, request.cache_max, request.weight)?;
             let _space = self.make_room(&taken.handle, request.cache_size)?;
             let stored = taken.slot.entry.settings;
@@ -242,9 +242,9 @@ impl Manager {
     }
 
     /// The last epoch that an earlier cache of the backend is known to have drained, from the log of recovery points.
-    fn last_drained(&self, taken: &TakenSlot) -> Epoch {
-        let log = self.fixed.state.recovery_points(&uuid_text(taken.handle.transport.info().uuid));
-        Epoch(log.last_of(&uuid_text(taken.slot.entry.uuid)).map_or(0, |point| point.drained_epoch))
+    pub(super) fn last_drained(&self, handle: &TransportHandle, backend: &[u8; 16]) -> Epoch {
+        let log = self.fixed.state.recovery_points(&uuid_text(handle.transport.info().uuid));
+        Epoch(log.last_of(&uuid_text(*backend)).map_or(0, |point| point.drained_epoch))
     }
 }
 

@@ -24,6 +24,7 @@ mod grow;
 mod hosts;
 mod live;
 mod map;
+mod moves;
 mod names;
 mod pins;
 mod probe;
@@ -136,6 +137,7 @@ pub struct Manager {
     sharing: Sharing,
     scrubs: Scrubs,
     recorder: Mutex<Recorder>,
+    moving: Mutex<moves::MovingBackends>,
 }
 
 /// The thread that logs recovery points and errors, and retries backends that are not up.
@@ -223,6 +225,7 @@ impl Manager {
             sharing: Sharing::default(),
             scrubs: Scrubs::default(),
             recorder: Mutex::default(),
+            moving: Mutex::default(),
         })
     }
 
@@ -382,6 +385,7 @@ impl Background {
                         manager.retry_down(&mut probes);
                         manager.examine_one_that_is_down();
                         manager.reopen_exports();
+                        manager.follow_moves();
                         manager.serve_other_hosts();
                         manager.reopen_remotes();
                         manager.watch_remotes();

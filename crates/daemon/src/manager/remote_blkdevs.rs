@@ -54,10 +54,10 @@ pub(super) struct RemoteSlot {
 }
 
 /// A device that was taken out of the tables. The worker must put it back, or remove it.
-struct TakenRemote {
+pub(super) struct TakenRemote {
     handle: TransportHandle,
-    id: BlkdevId,
-    slot: RemoteSlot,
+    pub id: BlkdevId,
+    pub slot: RemoteSlot,
 }
 
 impl RemoteSlot {
@@ -66,6 +66,37 @@ impl RemoteSlot {
         let mut blkdev = BlkdevSlot::closed(row.entry.clone(), name);
         blkdev.left = Some(fixed.context.left(&identity_of(&row)));
         Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0 }
+    }
+
+    /// One whose backend this host had; its requests are held.
+    pub fn moved(row: RemoteBlkdev, mut blkdev: BlkdevSlot) -> Self {
+        blkdev.entry = row.entry.clone();
+        Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0 }
+    }
+
+    /// Ends the session with the host that had the backend; requests are held.
+    pub fn close_channel(&mut self) {
+        self.blkdev.release();
+        if let Some(device) = self.device.take() {
+            device.close();
+        }
+        (self.due, self.gone, self.blkdev.error) = (Instant::now(), 0, None);
+    }
+
+    /// Reads the row again after it was changed.
+    pub fn take_row(&mut self, handle: &TransportHandle) {
+        let id = self.row.entry.id;
+        if let Some(row) = handle.transport.remote_blkdevs().into_iter().find(|row| row.entry.id == id) {
+            self.blkdev.entry = row.entry.clone();
+            self.row = row;
+        }
+    }
+
+    /// Its block device, whose backend this host has now.
+    pub fn take_blkdev(&mut self) -> BlkdevSlot {
+        let id = self.row.entry.id;
+        let closed = BlkdevSlot::closed(self.blkdev.entry.clone(), self.blkdev.info(id).dev_name);
+        std::mem::replace(&mut self.blkdev, closed)
     }
 
     /// The row of `dev-list`.
@@ -135,10 +166,20 @@ impl RemoteSlot {
         let backend = handle.backend_below(&self.row)?;
         let device = Arc::new(connect(fixed, handle, &self.row)?);
         let exported: Arc<dyn BlockDevice> = Arc::clone(&device) as _;
+        if self.blkdev.export.is_some()
+            && let Some(switch) = &self.blkdev.switch
+        {
+            // Its backend was moved: the requests that were held continue.
+            switch.resume(exported);
+            (self.blkdev.error, self.device) = (None, Some(device));
+            return Ok(());
+        }
+        let (exported, switch) = handle.switchable(exported);
         let identity = identity_of(&self.row);
         match export_device(fixed, handle, (&backend, &identity), &self.row.entry, &exported) {
             Ok(export) => {
                 (self.blkdev.export, self.blkdev.error, self.device) = (Some(export), None, Some(device));
+                self.blkdev.switch = switch;
                 Ok(())
             }
             Err(error) => {
@@ -368,13 +409,21 @@ impl Manager {
             self.put_remote_back(taken);
             return stopped;
         }
+        let handle = taken.handle.clone();
+        self.remove_remote(taken);
+        self.refresh_tables_copy(&handle);
+        stopped
+    }
+
+    /// Removes a device that was taken from the tables.
+    pub(super) fn remove_remote(&self, taken: TakenRemote) {
         let mut tables = self.tables.lock();
-        let shown = running_mut(&mut tables, transport).ok().and_then(|running| running.remotes.remove(&id));
+        let shown = running_mut(&mut tables, taken.handle.id)
+            .ok()
+            .and_then(|running| running.remotes.remove(&taken.id));
         self.slot_returned.notify_all();
         drop(tables);
         drop(shown);
-        self.refresh_tables_copy(&taken.handle);
-        stopped
     }
 
     /// Changes a block device on a backend of another host. That host takes its class from the row.
@@ -396,7 +445,7 @@ impl Manager {
     }
 
     /// Takes a device out of the tables, and leaves a placeholder. Waits for another worker that has it.
-    fn take_remote(&self, transport: u32, id: BlkdevId) -> Result<TakenRemote> {
+    pub(super) fn take_remote(&self, transport: u32, id: BlkdevId) -> Result<TakenRemote> {
         let end = Instant::now() + TAKE_LIMIT;
         let mut tables = self.tables()?;
         loop {
@@ -418,7 +467,7 @@ impl Manager {
     }
 
     /// Puts a device back. If the daemon has ended meanwhile, ends it.
-    fn put_remote_back(&self, taken: TakenRemote) {
+    pub(super) fn put_remote_back(&self, taken: TakenRemote) {
         let TakenRemote { handle, id, slot } = taken;
         let mut tables = self.tables.lock();
         let there = running_mut(&mut tables, handle.id).ok().and_then(|running| running.remotes.get_mut(&id));
@@ -453,7 +502,7 @@ impl Manager {
     fn reopen_remote(&self, transport: u32, id: BlkdevId) {
         let Ok(_work) = self.begin_work() else { return };
         let Ok(mut taken) = self.take_remote(transport, id) else { return };
-        if taken.slot.blkdev.export.is_none() {
+        if taken.slot.is_waiting() {
             let _opening = self.opening.read();
             taken.slot.open_again(&self.fixed, &taken.handle);
         }
@@ -463,7 +512,12 @@ impl Manager {
 
 impl RemoteSlot {
     fn is_due(&self) -> bool {
-        self.blkdev.export.is_none() && !self.is_taken && self.due <= Instant::now()
+        self.is_waiting() && !self.is_taken && self.due <= Instant::now()
+    }
+
+    /// Whether it is to be opened: it has no export, or one whose backend was moved.
+    fn is_waiting(&self) -> bool {
+        self.blkdev.export.is_none() || (self.device.is_none() && self.blkdev.switch.is_some())
     }
 }
 

@@ -115,7 +115,7 @@ impl TransportHandle {
     }
 
     /// Whether this process is its host no more: then it stores nothing into tables that may be another host's.
-    fn is_lost(&self) -> bool {
+    pub(super) fn is_lost(&self) -> bool {
         self.living.as_ref().is_some_and(|living| living.loss().load(Ordering::SeqCst))
     }
 

@@ -267,12 +267,14 @@ impl Manager {
         self.refresh_tables_copy(&handle);
     }
 
-    /// Drops the run from the placeholder of a slot that was taken.
+    /// Drops the run, and the devices of its block devices, from the placeholder of a slot that was taken.
     pub(super) fn drop_run_of_placeholder(&self, taken: &TakenSlot) {
         let mut tables = self.tables.lock();
         let there = running_mut(&mut tables, taken.handle.id).ok();
-        let shown =
-            there.and_then(|running| running.backends.get_mut(&taken.id)).and_then(|slot| slot.run.take());
+        let shown = there.and_then(|running| running.backends.get_mut(&taken.id)).map(|slot| {
+            let switches: Vec<_> = slot.blkdevs.values_mut().map(|blkdev| blkdev.switch.take()).collect();
+            (slot.run.take(), switches)
+        });
         drop(tables);
         drop(shown);
     }

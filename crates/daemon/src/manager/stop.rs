@@ -229,6 +229,23 @@ impl Manager {
         for blkdev in taken.slot.blkdevs.values_mut() {
             taken.slot.unended.extend(blkdev.close_for_good(true)?);
         }
+        self.end_run(taken, limit)?;
+        taken.slot.unended.extend(taken.handle.revoke(&self.fixed, &taken.slot.entry));
+        for blkdev in std::mem::take(&mut taken.slot.blkdevs).into_keys() {
+            taken.handle.transport.remove_blkdev(blkdev)?;
+        }
+        let served = taken.handle.transport.served_blkdevs();
+        for served in served.iter().filter(|served| served.backend == id) {
+            taken.handle.transport.end_serving(served)?;
+        }
+        taken.handle.transport.remove_backend(id)?;
+        forget(&self.fixed, &taken.slot.entry);
+        Ok(())
+    }
+
+    /// Ends the run of a backend whose exports are closed, which may wait for its disk up to `limit`; no thread uses its cache then.
+    pub(super) fn end_run(&self, taken: &mut TakenSlot, limit: Duration) -> Result<()> {
+        let id = taken.id;
         if let Some(run) = taken.slot.run.take() {
             let (transport, path) = (taken.handle.id, taken.slot.path.clone());
             let conditions = SharedConditions::clone(&taken.slot.conditions);
@@ -263,16 +280,6 @@ impl Manager {
                 return Err(taken.not_removed(ErrorKind::Busy, text));
             }
         }
-        taken.slot.unended.extend(taken.handle.revoke(&self.fixed, &taken.slot.entry));
-        for blkdev in std::mem::take(&mut taken.slot.blkdevs).into_keys() {
-            taken.handle.transport.remove_blkdev(blkdev)?;
-        }
-        let served = taken.handle.transport.served_blkdevs();
-        for served in served.iter().filter(|served| served.backend == id) {
-            taken.handle.transport.end_serving(served)?;
-        }
-        taken.handle.transport.remove_backend(id)?;
-        forget(&self.fixed, &taken.slot.entry);
         Ok(())
     }
 }

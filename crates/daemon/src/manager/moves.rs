@@ -1,0 +1,496 @@
+//! Moving a backend from this host to another one of a shared region, while block devices are in use on any host.
+//!
+//! The host that has the backend does the work: it asks the other one, drains, lets all hosts hold their requests, drains the rest,
+//! closes the disk, and hands the backend over. Requests then continue at the other host.
+//!
+//! Invariants: until the backend is handed over, each failure leaves it where it is, and requests continue there. A disk is closed here
+//! before it is opened there. No request is in flight anywhere when the backend is handed over, so none is executed twice.
+//!
+//! Elsewhere: the other hosts' part (`joining`), what is stored (`cbd-engine`, `transport/moves.rs`), requests that are held
+//! (`cbd-remote`, `SwitchDevice`).
+
+mod joining;
+
+use super::beneath::forget;
+use super::drain::Wait;
+use super::remote_blkdevs::RemoteSlot;
+use super::slots::{TakenSlot, TransportHandle};
+use super::tasks::poll_until;
+use super::transport::running_mut;
+use super::watch::check_file;
+use super::{Manager, backend, stopping};
+use crate::api::{Done, MoveBackend};
+use crate::control::{Flow, Report};
+use crate::events::EventName;
+use cbd_engine::{MoveAnswer, MoveRefusal, MoveState};
+use cbd_runtime::{DrainRequest, RunningBackend};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a host may take to answer. It looks each second.
+const ANSWER_LIMIT: Duration = Duration::from_secs(6);
+/// How long the requests that hosts have in flight may take.
+const HOLD_LIMIT: Duration = Duration::from_secs(20);
+/// How long the other host may take to start the backend before the command says that it has not.
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// Timeout for the disk to close.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+/// Drains with requests going on, at most; one that leaves little ends them.
+const DRAINS: u32 = 8;
+/// Dirty bytes that are little: what the last drain writes while requests are held.
+const FEW_BYTES: u64 = 16 << 20;
+
+/// A move to another host that is in progress.
+struct Move<'a> {
+    manager: &'a Manager,
+    handle: TransportHandle,
+    id: BackendId,
+    to: HostId,
+    number: u64,
+    timeout: Duration,
+}
+
+/// What is wrong with the disk on the other host.
+fn refused(host: &str, path: &str, why: MoveRefusal) -> Error {
+    let (kind, text) = match why {
+        MoveRefusal::NoDisk => (ErrorKind::NotFound, format!("host {host} does not reach a disk at {path}")),
+        MoveRefusal::OtherDisk => {
+            (ErrorKind::Exchanged, format!("the disk at {path} on host {host} is another one"))
+        }
+        MoveRefusal::NoIdentity => (
+            ErrorKind::Unsupported,
+            format!(
+                "{path} has nothing by which two machines know it as the same disk (serial number, WWID, UUID of a partition)"
+            ),
+        ),
+        MoveRefusal::Other => (ErrorKind::Stopped, format!("host {host} refuses {path}; its log says why")),
+    };
+    Error::new(kind, format!("{text}; nothing was moved"))
+}
+
+impl Manager {
+    /// Moves a backend from or to this host. `report` gets the progress of its drain.
+    pub(super) fn backend_move(
+        &self,
+        transport: u32,
+        id: BackendId,
+        request: &MoveBackend,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        let _work = self.begin_work()?;
+        let handle = self.handle(transport)?;
+        let to = handle.host_by_name(&request.to)?;
+        let timeout = self.timeout(request.timeout_s);
+        let is_own = {
+            let tables = self.tables()?;
+            super::transport::running(&tables, transport)?.backends.contains_key(&id)
+        };
+        match (is_own, to == handle.host) {
+            (true, false) => self.move_away(handle, id, (to, None), timeout, report),
+            (false, true) => self.fetch_backend(&handle, id, report),
+            (true, true) => {
+                let text = format!("backend {id} is on host {} already", request.to);
+                Err(Error::new(ErrorKind::InvalidArgument, text))
+            }
+            (false, false) => {
+                handle.offered_by(id)?;
+                let text = format!(
+                    "backend {id} is on neither this host nor {}: move it from one of the two",
+                    request.to
+                );
+                Err(Error::new(ErrorKind::InvalidArgument, text))
+            }
+        }
+    }
+
+    /// Moves a backend of this host; with a number, because the other host has asked for it.
+    fn move_away(
+        &self,
+        handle: TransportHandle,
+        id: BackendId,
+        (to, number): (HostId, Option<u64>),
+        timeout: Duration,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        let run = self.begin_backend_move(handle.id, id)?;
+        let host = handle.host_name(to);
+        let event = EventName::BackendMoving.name();
+        tracing::info!(
+            transport = handle.id,
+            backend = id.0,
+            event,
+            host,
+            "backend {id} is being moved to host {host}"
+        );
+        let offered = handle.transport.offer_move(id, to, number);
+        let result = offered.and_then(|number| {
+            let moving = Move { manager: self, handle: handle.clone(), id, to, number, timeout };
+            moving.run(run, report)
+        });
+        let Err(error) = result else { return result };
+        // It is here still, or this process cannot say.
+        if let Err(second) = handle.transport.end_move(number.is_some()) {
+            tracing::error!(transport = handle.id, backend = id.0, "the move cannot be ended: {second}");
+        }
+        self.end_failed_move(&handle, id);
+        let event = EventName::BackendMoveFailed.name();
+        tracing::warn!(
+            transport = handle.id,
+            backend = id.0,
+            event,
+            host,
+            "backend {id} was not moved to host {host}: {error}"
+        );
+        Err(error)
+    }
+
+    /// Marks the backend as being moved, so that no block device is added to it and none is removed.
+    fn begin_backend_move(&self, transport: u32, id: BackendId) -> Result<Arc<RunningBackend>> {
+        let mut taken = self.take_slot(transport, id, "its use is being checked")?;
+        let slot = &mut taken.slot;
+        let result = if slot.stopping {
+            Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped or moved already")))
+        } else {
+            slot.run.clone().ok_or_else(|| {
+                let why = slot.error.as_deref().unwrap_or("stopped");
+                let text =
+                    format!("backend {id} is not up ({why}): correct that, and start it with backend-start");
+                Error::new(ErrorKind::Stopped, text)
+            })
+        };
+        slot.stopping |= result.is_ok();
+        self.put_back(taken);
+        result
+    }
+
+    /// Continues here after a move that failed.
+    fn end_failed_move(&self, handle: &TransportHandle, id: BackendId) {
+        let end = Instant::now() + CLOSE_LIMIT;
+        let Ok(mut taken) = self.take_slot_until(end, handle.id, id, "being started") else {
+            return self.unmark_stop(handle.id, id);
+        };
+        taken.slot.stopping = false;
+        if taken.slot.run.is_some() {
+            taken.slot.resume_blkdevs();
+        } else if !self.stopping.load(Ordering::SeqCst) {
+            // Its block devices continue with it; what fails now is tried again.
+            let _opening = self.opening.read();
+            drop(taken.slot.start(&self.fixed, handle));
+        }
+        self.put_back(taken);
+    }
+
+    /// Ends work on moves that this daemon, or a former process of it, has begun, and begins what other hosts ask for.
+    pub(super) fn follow_moves(self: &Arc<Self>) {
+        for handle in self.shared_handles().into_iter().filter(|handle| !handle.is_lost()) {
+            if self.moving.lock().iter().all(|(transport, _)| *transport != handle.id) {
+                self.end_former_move(&handle);
+            }
+            self.begin_wished(&handle);
+            self.begin_joining(&handle);
+        }
+    }
+
+    /// A former process of this host was moving a backend when it ended. It is here still, or was handed over.
+    fn end_former_move(&self, handle: &TransportHandle) {
+        let own = handle.transport.own_move().filter(|own| own.state != MoveState::Refused);
+        let is_working = |id: BackendId| {
+            let tables = self.tables.try_lock()?;
+            let running = tables.get(&handle.id)?.running.as_ref().ok()?;
+            Some(running.backends.get(&id).is_some_and(|slot| slot.stopping || slot.work.is_some()))
+        };
+        if let Some(own) = own.filter(|own| is_working(own.backend) == Some(false))
+            && let Err(error) = handle.transport.end_move(false)
+        {
+            tracing::error!(
+                transport = handle.id,
+                backend = own.backend.0,
+                "the move cannot be ended: {error}"
+            );
+        }
+    }
+
+    /// Begins moves that other hosts have asked for.
+    fn begin_wished(self: &Arc<Self>, handle: &TransportHandle) {
+        let own = handle.transport.own_move();
+        for wish in handle.transport.move_wishes().unwrap_or_default() {
+            if own.is_some_and(|own| own.number == wish.number) {
+                // It has been answered.
+                continue;
+            }
+            let Some(working) = self.begin_moving(handle.id, wish.backend) else { continue };
+            let handle = handle.clone();
+            self.spawn_retry(move |manager| {
+                let _working = working;
+                let Ok(_work) = manager.begin_work() else { return };
+                let timeout = manager.timeout(None);
+                let (transport, id) = (handle.id, wish.backend);
+                let moved =
+                    manager.move_away(handle.clone(), id, (wish.to, Some(wish.number)), timeout, &mut |_| {
+                        Flow::Continue
+                    });
+                if moved.is_err()
+                    && handle.transport.own_move().is_none_or(|own| own.number != wish.number)
+                    && let Err(error) = handle.transport.refuse_wish(&wish)
+                {
+                    tracing::warn!(
+                        transport,
+                        backend = id.0,
+                        "the other host cannot be told that the move has failed: {error}"
+                    );
+                }
+            });
+        }
+    }
+
+    /// Notes that a thread works on the move of a backend; none if one does already.
+    fn begin_moving(self: &Arc<Self>, transport: u32, id: BackendId) -> Option<Moving> {
+        self.moving
+            .lock()
+            .insert((transport, id))
+            .then(|| Moving { manager: Arc::clone(self), of: (transport, id) })
+    }
+}
+
+/// The backends on whose moves a thread works.
+pub(super) type MovingBackends = BTreeSet<(u32, BackendId)>;
+
+/// One of them.
+struct Moving {
+    manager: Arc<Manager>,
+    of: (u32, BackendId),
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        self.manager.moving.lock().remove(&self.of);
+    }
+}
+
+impl Move<'_> {
+    fn run(&self, run: Arc<RunningBackend>, report: Report<'_>) -> Result<Done> {
+        let (manager, id) = (self.manager, self.id);
+        let mut done = Done { warnings: check_file(id, &run)?.into_iter().collect(), ..Done::default() };
+        self.wait_for_acceptance()?;
+        // While clients go on, so that the pause is short.
+        for _ in 0..DRAINS {
+            done.written_bytes += self.drain(&run, report)?;
+            if run.cache().is_none_or(|cache| cache.dirty_bytes() <= FEW_BYTES) {
+                break;
+            }
+        }
+        let paused = Instant::now();
+        self.hold_others()?;
+        let mut taken = manager.take_slot(self.handle.id, id, "it is being moved to another host")?;
+        let result = self.close(&mut taken, &run, report, &mut done);
+        // The disk closes with its last user.
+        drop(run);
+        if let Err(error) = result {
+            manager.put_back(taken);
+            return Err(error);
+        }
+        let committed = self.commit(&mut taken);
+        if let Err(error) = committed {
+            manager.put_back(taken);
+            return Err(error);
+        }
+        self.leave(taken, &mut done);
+        if !poll_until(Instant::now() + START_LIMIT, || self.is_there()) {
+            let host = self.handle.host_name(self.to);
+            done.warnings.push(format!(
+                "host {host} has backend {id} now, and has not started it yet; its log says why"
+            ));
+        }
+        let (event, host) = (EventName::BackendMoved.name(), self.handle.host_name(self.to));
+        let pause_ms = u64::try_from(paused.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(
+            transport = self.handle.id,
+            backend = id.0,
+            event,
+            host,
+            pause_ms,
+            "backend {id} was moved to host {host}; requests waited for {pause_ms} ms"
+        );
+        Ok(done)
+    }
+
+    fn refuse_stopping(&self) -> Result<()> {
+        if self.manager.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(()) }
+    }
+
+    fn wait_for_acceptance(&self) -> Result<()> {
+        let transport = &self.handle.transport;
+        let answer =
+            || transport.answer_to_move(self.to, self.number).filter(|answer| *answer != MoveAnswer::Wanted);
+        poll_until(Instant::now() + ANSWER_LIMIT, || answer().is_some() || self.refuse_stopping().is_err());
+        self.refuse_stopping()?;
+        let host = self.handle.host_name(self.to);
+        match answer() {
+            Some(MoveAnswer::Accepted | MoveAnswer::Held) => Ok(()),
+            Some(MoveAnswer::Refused(why)) => {
+                Err(refused(&host, &self.handle.transport.backend(self.id)?.path, why))
+            }
+            _ => Err(Error::new(
+                ErrorKind::TimedOut,
+                format!(
+                    "host {host} did not answer within {} s; see whether it is alive (host-list)",
+                    ANSWER_LIMIT.as_secs()
+                ),
+            )),
+        }
+    }
+
+    fn drain(&self, run: &RunningBackend, report: Report<'_>) -> Result<u64> {
+        let Some(cache) = run.cache() else { return Ok(0) };
+        let wait = Wait { id: self.id, run, timeout: self.timeout, stopping: &self.manager.stopping };
+        wait.until_drained(DrainRequest::new(&cache), report)
+    }
+
+    /// Lets the other hosts hold their requests.
+    fn hold_others(&self) -> Result<()> {
+        let transport = &self.handle.transport;
+        let rows = transport.remote_blkdevs_of_others()?;
+        let on_it = rows.iter().filter(|row| row.entry.backend == self.id).map(|row| row.entry.host);
+        let hosts: BTreeSet<HostId> = on_it.chain([self.to]).collect();
+        transport.hold_for_move()?;
+        let holds = |host: HostId| transport.answer_to_move(host, self.number) == Some(MoveAnswer::Held);
+        let all = || hosts.iter().all(|host| holds(*host));
+        poll_until(Instant::now() + HOLD_LIMIT, || all() || self.refuse_stopping().is_err());
+        self.refuse_stopping()?;
+        let Some(late) = hosts.iter().find(|host| !holds(**host)) else { return Ok(()) };
+        let host = self.handle.host_name(*late);
+        Err(Error::new(
+            ErrorKind::TimedOut,
+            format!(
+                "host {host} has not held its requests within {} s: see whether it is alive (host-list); one that has gone for good is cleared by \
+                 host-clear",
+                HOLD_LIMIT.as_secs()
+            ),
+        ))
+    }
+
+    /// Completes what is in flight, writes back the rest, and closes the disk.
+    fn close(
+        &self,
+        taken: &mut TakenSlot,
+        run: &RunningBackend,
+        report: Report<'_>,
+        done: &mut Done,
+    ) -> Result<()> {
+        let id = self.id;
+        for blkdev in taken.slot.blkdevs.values() {
+            blkdev.hold(HOLD_LIMIT)?;
+        }
+        taken.slot.end_services(false)?;
+        done.written_bytes += self.drain(run, report)?;
+        if let Some(status) = run.cache().map(|cache| cache.status())
+            && !status.is_all_on_backing()
+        {
+            let text = format!(
+                "the cache of backend {id} holds what its disk lacks: {}",
+                cbd_runtime::lacking(&status).join("; and ")
+            );
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let after = check_file(id, run)?;
+        done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
+        taken.slot.blkdevs.values().for_each(super::blkdev::BlkdevSlot::release);
+        Ok(())
+    }
+
+    /// Ends the backend here, and hands it over.
+    fn commit(&self, taken: &mut TakenSlot) -> Result<()> {
+        let (id, transport) = (self.id, &self.handle.transport);
+        self.manager.end_run(taken, CLOSE_LIMIT)?;
+        if let Err(error) = transport.hand_over_backend(id, self.to, self.number) {
+            if transport.has_backend(id).unwrap_or(true) {
+                return Err(error);
+            }
+            tracing::error!(
+                transport = self.handle.id,
+                backend = id.0,
+                "the backend was handed over, but: {error}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes its block devices here those of the other host's backend.
+    fn leave(&self, mut taken: TakenSlot, done: &mut Done) {
+        let (handle, manager) = (&self.handle, self.manager);
+        forget(&manager.fixed, &taken.slot.entry);
+        if let Err(error) = handle.transport.settle_blkdevs(Some(self.id)) {
+            // Its row is settled with the next start of the daemon.
+            done.warnings.push(format!(
+                "a block device of this host waits until the daemon is started again: {}",
+                error.line()
+            ));
+        }
+        if let Err(error) = handle.transport.end_move(false) {
+            tracing::error!(transport = handle.id, backend = self.id.0, "the move cannot be ended: {error}");
+        }
+        let rows = handle.transport.remote_blkdevs();
+        let blkdevs = std::mem::take(&mut taken.slot.blkdevs);
+        let mut left = Vec::new();
+        {
+            let mut tables = manager.tables.lock();
+            let running = running_mut(&mut tables, handle.id);
+            for (id, blkdev) in blkdevs {
+                match (rows.iter().find(|row| row.entry.id == id), &running) {
+                    (Some(row), Ok(_)) => left.push((id, RemoteSlot::moved(row.clone(), blkdev))),
+                    _ => tracing::error!(
+                        transport = handle.id,
+                        blkdev = id.0,
+                        "its requests wait for the next start of the daemon"
+                    ),
+                }
+            }
+            if let Ok(running) = running {
+                running.remotes.extend(left.drain(..));
+            }
+        }
+        manager.scrubs.remove(handle.id, self.id);
+        manager.remove_backend(taken);
+        left.into_iter().for_each(|(_, slot): (BlkdevId, RemoteSlot)| slot.end());
+    }
+
+    fn is_there(&self) -> bool {
+        let others = self.handle.entries_of_others();
+        others.iter().any(|entry| entry.id == self.id)
+    }
+}
+
+impl TransportHandle {
+    /// Makes the rows of this host's block devices those of the hosts that have their backends, where a former process was ended between
+    /// the steps of a move.
+    pub(super) fn settle_blkdevs(&self) {
+        if self.living.is_some()
+            && let Err(error) = self.transport.settle_blkdevs(None)
+        {
+            tracing::error!(
+                transport = self.id,
+                "block devices whose backends were moved are not served: {error}"
+            );
+        }
+    }
+
+    /// A host by its name or its number.
+    fn host_by_name(&self, host: &str) -> Result<HostId> {
+        let hosts = self.hosts()?;
+        let by_name = hosts.iter().find(|info| info.hostname == host);
+        let found = by_name.or_else(|| hosts.iter().find(|info| info.host_id.to_string() == host));
+        found.map(|info| HostId(info.host_id)).ok_or_else(|| {
+            let text = format!("transport {} has no host {host}; host-list shows which there are", self.id);
+            Error::new(ErrorKind::NotFound, text)
+        })
+    }
+
+    /// The host of a backend that another host has.
+    fn offered_by(&self, id: BackendId) -> Result<HostId> {
+        let others = self.entries_of_others();
+        others.iter().find(|entry| entry.id == id).map(|entry| entry.host).ok_or_else(|| backend::unknown(id))
+    }
+}

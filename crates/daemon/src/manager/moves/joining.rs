@@ -1,0 +1,315 @@
+//! Moves of backends that another host does: this host gets the backend, or has block devices on it.
+//!
+//! Invariants: this host accepts a backend only if it reaches the same disk. Its requests are held, with none in flight, before it says
+//! so; they continue when the move has ended, with the host that has the backend then.
+//!
+//! Elsewhere: the host that has the backend (the parent module).
+
+use super::{ANSWER_LIMIT, HOLD_LIMIT, Moving, START_LIMIT};
+use crate::api::{Done, Progress};
+use crate::control::{Flow, Report};
+use crate::events::EventName;
+use crate::manager::backend::BackendSlot;
+use crate::manager::beneath::forget;
+use crate::manager::slots::TransportHandle;
+use crate::manager::tasks::{Stage, poll_until};
+use crate::manager::transport::{running, running_mut};
+use crate::manager::{Manager, stopping};
+use cbd_backing::{Identity, identity_of};
+use cbd_engine::{MoveAnswer, MoveOffer, MoveRefusal, MoveState};
+use cbd_runtime::disk::lanes_max;
+use cbd_types::{BackendId, Error, ErrorKind, Result};
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long this host looks at a move at a time, to see whether the daemon stops.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Manager {
+    /// Begins to take part in the moves that other hosts offer, and takes over what was moved to this host.
+    pub(super) fn begin_joining(self: &Arc<Self>, handle: &TransportHandle) {
+        let Ok(offers) = handle.transport.moves_of_others() else { return };
+        let offers: Vec<MoveOffer> =
+            offers.into_iter().filter(|offer| offer.state != MoveState::Refused).collect();
+        for offer in &offers {
+            if offer.to != handle.host && self.remotes_on(handle.id, offer.backend).is_empty() {
+                continue;
+            }
+            let Some(working) = self.begin_moving(handle.id, offer.backend) else { continue };
+            let (handle, offer) = (handle.clone(), *offer);
+            self.spawn_retry(move |manager| {
+                let working: Moving = working;
+                if let Ok(_work) = manager.begin_work() {
+                    manager.join_move(&handle, &offer);
+                }
+                drop(working);
+            });
+        }
+        let is_answered =
+            |id: BackendId| offers.iter().any(|offer| offer.backend == id && offer.to == handle.host);
+        for (id, _) in handle.transport.incoming_backends(&is_answered).unwrap_or_default() {
+            // After a restart, or where it has failed before.
+            let Some(working) = self.begin_moving(handle.id, id) else { continue };
+            let handle = handle.clone();
+            self.spawn_retry(move |manager| {
+                let _working = working;
+                if let Ok(_work) = manager.begin_work() {
+                    manager.take_over(&handle, id);
+                }
+            });
+        }
+    }
+
+    /// The block devices of this host on a backend of another one.
+    fn remotes_on(&self, transport: u32, backend: BackendId) -> Vec<cbd_types::BlkdevId> {
+        let tables = self.tables.lock();
+        let Ok(running) = running(&tables, transport) else { return Vec::new() };
+        let on_it = running.remotes.iter().filter(|(_, slot)| slot.blkdev.entry.backend == backend);
+        on_it.map(|(id, _)| *id).collect()
+    }
+
+    fn join_move(&self, handle: &TransportHandle, offer: &MoveOffer) {
+        let is_target = offer.to == handle.host;
+        if is_target && let Err((why, error)) = accept(handle, offer) {
+            let host = handle.host_name(offer.from);
+            let (transport, backend) = (handle.id, offer.backend.0);
+            tracing::warn!(
+                transport,
+                backend,
+                "this host cannot have backend {backend} of host {host}: {error}"
+            );
+            drop(handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why)));
+        }
+        let is_held = Cell::new(false);
+        let is_over = || {
+            let now = handle.transport.move_of(offer.from).filter(|now| now.number == offer.number);
+            let now = now.filter(|now| now.state != MoveState::Refused);
+            if !is_held.get() && now.is_some_and(|now| now.state == MoveState::Hold) {
+                is_held.set(true);
+                self.hold_for(handle, offer);
+            }
+            now.is_none() || !matches!(handle.transport.has_owner(offer.backend, offer.from), Ok(true))
+        };
+        while !poll_until(Instant::now() + LOOK, is_over) {
+            if self.stopping.load(Ordering::SeqCst) || handle.is_lost() {
+                return;
+            }
+        }
+        // Looked at last: an offer ends after the backend was handed over.
+        match handle.transport.has_owner(offer.backend, offer.from) {
+            Ok(true) => self.resume_remotes(handle, offer.backend),
+            Ok(false) if is_target => self.take_over(handle, offer.backend),
+            Ok(false) => self.follow_backend(handle, offer.backend),
+            // The region fails: requests wait.
+            Err(error) => tracing::error!(transport = handle.id, backend = offer.backend.0, "{error}"),
+        }
+        if let Err(error) = handle.transport.end_answer(offer.number) {
+            tracing::error!(transport = handle.id, backend = offer.backend.0, "{error}");
+        }
+    }
+
+    /// Holds the requests of this host on the backend, and says so.
+    fn hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) {
+        let switches: Vec<_> = {
+            let tables = self.tables.lock();
+            let Ok(running) = running(&tables, handle.id) else { return };
+            let on_it = running.remotes.values().filter(|slot| slot.blkdev.entry.backend == offer.backend);
+            on_it.filter_map(|slot| slot.blkdev.switch.clone()).collect()
+        };
+        let held = switches.iter().try_for_each(|switch| switch.hold(HOLD_LIMIT));
+        let held =
+            held.and_then(|()| handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Held));
+        if let Err(error) = held {
+            tracing::warn!(
+                transport = handle.id,
+                backend = offer.backend.0,
+                "requests cannot be held for its move: {error}"
+            );
+        }
+    }
+
+    /// Continues where the requests were.
+    fn resume_remotes(&self, handle: &TransportHandle, backend: BackendId) {
+        let tables = self.tables.lock();
+        let Ok(running) = running(&tables, handle.id) else { return };
+        for slot in running.remotes.values().filter(|slot| slot.blkdev.entry.backend == backend) {
+            slot.blkdev.resume_former();
+        }
+    }
+
+    /// Lets this host's block devices use the backend on its new host. The background thread opens their channels.
+    fn follow_backend(&self, handle: &TransportHandle, backend: BackendId) {
+        for id in self.remotes_on(handle.id, backend) {
+            let Ok(mut taken) = self.take_remote(handle.id, id) else { continue };
+            taken.slot.close_channel();
+            if let Err(error) = handle.transport.settle_blkdevs(Some(backend)) {
+                tracing::error!(transport = handle.id, blkdev = id.0, "{error}");
+            }
+            taken.slot.take_row(handle);
+            self.put_remote_back(taken);
+        }
+    }
+
+    /// Starts a backend that was moved to this host, with this host's block devices on it.
+    fn take_over(&self, handle: &TransportHandle, id: BackendId) {
+        let result = self.try_take_over(handle, id);
+        let (transport, backend) = (handle.id, id.0);
+        if let Err(error) = result {
+            tracing::error!(
+                transport,
+                backend,
+                "backend {id}, which was moved to this host, is not taken over: {error}"
+            );
+        }
+    }
+
+    fn try_take_over(&self, handle: &TransportHandle, id: BackendId) -> Result<()> {
+        let incoming = handle.transport.incoming_backends(&|_| true)?;
+        let Some((_, uuid)) = incoming.into_iter().find(|(incoming, _)| *incoming == id) else {
+            return Ok(());
+        };
+        let mut blkdevs = Vec::new();
+        for remote in self.remotes_on(handle.id, id) {
+            let mut taken = self.take_remote(handle.id, remote)?;
+            taken.slot.close_channel();
+            blkdevs.push(taken);
+        }
+        // The former host frees its segments right after it has handed the backend over.
+        let is_free = || handle.transport.is_released_by_others(id);
+        poll_until(Instant::now() + LOOK, is_free);
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        let lanes = |segments| lanes_max(u64::from(segments), processors);
+        let after = self.last_drained(handle, &uuid);
+        let taken_over = handle.transport.take_over_backend(id, after, &lanes);
+        let settled = taken_over.and_then(|entry| handle.transport.settle_blkdevs(Some(id)).map(|_| entry));
+        let entry = match settled {
+            Ok(entry) => entry,
+            Err(error) => {
+                blkdevs.into_iter().for_each(|taken| self.put_remote_back(taken));
+                return Err(error);
+            }
+        };
+        // What this machine knows of the disk is of a time before the backend was on another host.
+        forget(&self.fixed, &entry);
+        let mut slot = BackendSlot::new(entry);
+        for mut taken in blkdevs {
+            let entry = handle.transport.blkdevs().into_iter().find(|entry| entry.id == taken.id);
+            if let Some(entry) = entry {
+                let mut blkdev = taken.slot.take_blkdev();
+                blkdev.entry = entry;
+                slot.blkdevs.insert(taken.id, blkdev);
+            }
+            self.remove_remote(taken);
+        }
+        let opening = self.opening.read();
+        let started = slot.start(&self.fixed, handle);
+        if started.is_ok() {
+            handle.open_exports(&self.fixed, &mut slot);
+        }
+        drop(opening);
+        let (event, path) = (EventName::BackendStarted.name(), slot.path.clone());
+        match &started {
+            Ok(()) => {
+                let cache = slot.entry.cache_segments;
+                tracing::info!(
+                    transport = handle.id,
+                    backend = id.0,
+                    event,
+                    path,
+                    "moved to this host, with a cache of {cache} segments: {path}"
+                );
+            }
+            Err(error) => tracing::error!(transport = handle.id, backend = id.0, "{error}"),
+        }
+        let mut tables = self.tables.lock();
+        match running_mut(&mut tables, handle.id) {
+            Ok(running) => drop(running.backends.insert(id, slot)),
+            Err(_) => {
+                drop(tables);
+                slot.end(handle.id, id, &Stage::nowhere());
+                return Err(stopping());
+            }
+        }
+        drop(tables);
+        self.refresh_tables_copy(handle);
+        Ok(())
+    }
+
+    /// Asks the host that has a backend for it, and waits until it is here.
+    pub(super) fn fetch_backend(
+        &self,
+        handle: &TransportHandle,
+        id: BackendId,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        let from = handle.offered_by(id)?;
+        let host = handle.host_name(from);
+        let number = handle.transport.new_move_number();
+        handle.transport.answer_move(id, number, MoveAnswer::Wanted)?;
+        let asked = Instant::now();
+        let mut begun = None;
+        let result = loop {
+            let here = {
+                let tables = self.tables()?;
+                running(&tables, handle.id)?.backends.get(&id).map(|slot| slot.error.clone())
+            };
+            if let Some(error) = here {
+                let warnings = error.map(|error| format!("backend {id} is here, and is not up: {error}"));
+                return Ok(Done { warnings: warnings.into_iter().collect(), ..Done::default() });
+            }
+            let now = handle.transport.move_of(from).filter(|now| now.number == number);
+            match now.map(|now| now.state) {
+                Some(MoveState::Refused) => {
+                    let text =
+                        format!("host {host} could not move backend {id} to this one; its log says why");
+                    break Err(Error::new(ErrorKind::Stopped, text));
+                }
+                Some(_) => begun = Some(Instant::now()),
+                None => {}
+            }
+            let limit = begun.map_or(asked + ANSWER_LIMIT, |last| last + START_LIMIT);
+            if Instant::now() > limit {
+                let text =
+                    format!("host {host} does not answer; see whether it is alive (host-list), and its log");
+                break Err(Error::new(ErrorKind::TimedOut, text));
+            }
+            let elapsed_ms = u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let progress = Progress { backend_id: id.0, elapsed_ms, ..Progress::default() };
+            if report(progress) == Flow::Cancel && begun.is_none() {
+                break Err(Error::new(ErrorKind::Stopped, "cancelled; nothing was moved"));
+            }
+            self.slot_returned.wait_for(&mut self.tables.lock(), Duration::from_millis(100));
+        };
+        handle.transport.end_answer(number)?;
+        result
+    }
+}
+
+/// Accepts a backend whose disk this host reaches.
+fn accept(handle: &TransportHandle, offer: &MoveOffer) -> std::result::Result<(), (MoveRefusal, Error)> {
+    let other = |error: Error| (MoveRefusal::Other, error);
+    let entry = handle.transport.offered_backend(offer).map_err(other)?;
+    let recorded = Identity::parse(&entry.identity).map_err(other)?;
+    let identity = identity_of(Path::new(&entry.path)).map_err(|error| (MoveRefusal::NoDisk, error))?;
+    let differs = |why: String| {
+        (MoveRefusal::OtherDisk, Error::new(ErrorKind::Exchanged, format!("{}: {why}", entry.path)))
+    };
+    recorded.same_disk(&identity).map_err(differs)?;
+    if identity.is_weak() && !handle.is_on_this_machine(offer.from) {
+        let text = format!("{} has nothing by which two machines know it as the same disk", entry.path);
+        return Err((MoveRefusal::NoIdentity, Error::new(ErrorKind::Unsupported, text)));
+    }
+    handle.transport.accept_move(offer, &entry.path, &entry.identity).map_err(other)
+}
+
+impl TransportHandle {
+    /// Whether another host is a process of this boot of this machine.
+    fn is_on_this_machine(&self, host: cbd_types::HostId) -> bool {
+        let Some((members, _)) = self.transport.members() else { return false };
+        let boot = members.region().boot();
+        members.host(host).ok().flatten().and_then(|host| host.beat).is_some_and(|beat| beat.is_of_boot(boot))
+    }
+}
