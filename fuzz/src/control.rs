@@ -12,10 +12,10 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, ErrorAnswer, GrowTransport, MoveBackend,
-    HostInfo, NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
-    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
+    BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, ErrorAnswer, GrowTransport,
+    HostInfo, MoveBackend, NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache,
+    ScrubInfo, ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Flow, Report};

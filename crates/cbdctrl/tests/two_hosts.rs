@@ -297,8 +297,11 @@ fn kill_one(hosts: &mut [Fixture; 2], which: usize, may_end: &[AtomicBool; 2], r
     may_end.store(false, Ordering::SeqCst);
 }
 
+/// What is done to the hosts in a step, with its number, and which connections may end.
+type Step<'a> = dyn FnMut(&mut [Fixture; 2], u64, &[AtomicBool; 2], &mut Random) + 'a;
+
 /// Two hosts that share a backend, a client on each, and what is done to the hosts while both write.
-fn play_shared(act: &mut dyn FnMut(&mut [Fixture; 2], u64, &[AtomicBool; 2], &mut Random)) {
+fn play_shared(act: &mut Step<'_>) {
     let steps = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
     let (a, b, disk) = two_hosts(Fixture::new(), Fixture::new());
     let mut hosts = [a, b];
@@ -459,14 +462,11 @@ fn a_file_system_sees_a_pause_when_its_backend_moves() {
         let mounted = support::sandbox::Mounted::new(device, &folder.join("mnt"), "rw");
         let mut command = fio(folder, &text_of(&mounted.path("file")));
         let mut load = command.args(["--size=20m", "--loops=20"]).spawn().expect("fio");
-        let mut moves = 0;
-        for by in [&a, &a, &b, &b] {
-            // To the host of the block device and away from it, by either.
-            let to = if moves % 2 == 0 { "b" } else { "a" };
+        // To the host of the block device and away from it, by either.
+        for (by, to) in [(&a, "b"), (&a, "a"), (&b, "b"), (&b, "a")] {
             std::thread::sleep(Duration::from_millis(300));
             assert!(load.try_wait().expect("it is ours").is_none(), "fio was done before");
             by.ok(&["backend-move", "-b", "0", "--to", to]);
-            moves += 1;
         }
         let ended = wait(&mut load, Duration::from_secs(60)).expect("fio ends");
         assert!(ended.success(), "fio found an error: {ended}");

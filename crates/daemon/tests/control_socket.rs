@@ -3,9 +3,9 @@
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo,
-    NumberOrName, PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubAction,
-    ScrubInfo, ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
-    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
+    MoveBackend, NumberOrName, PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache,
+    ScrubAction, ScrubInfo, ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -71,14 +71,8 @@ impl Control for Fake {
 
     fn hosts(&self, _: u32) -> Result<Vec<HostInfo>> {
         drop(self.busy.lock());
-        Ok(vec![HostInfo {
-            host_id: 0,
-            hostname: "node0".into(),
-            alive: true,
-            this: true,
-            seen_ms: None,
-            clearing: false,
-        }])
+        let hostname = "node0".into();
+        Ok(vec![HostInfo { host_id: 0, hostname, alive: true, this: true, seen_ms: None, clearing: false }])
     }
     fn start_backend(&self, _: u32, _: &StartBackend) -> Result<BackendStarted> {
         refused(ErrorKind::Exchanged, "another disk")
@@ -100,8 +94,8 @@ impl Control for Fake {
         }
         Ok(Done { warnings: vec![request.cache_size.to_string()], ..Done::default() })
     }
-    fn move_backend(&self, _: u32, _: u32, _: &MoveBackend, report: Report<'_>) -> Result<Done> {
-        self.wait_for_client(report)
+    fn move_backend(&self, _: u32, _: u32, _: &MoveBackend, _: Report<'_>) -> Result<Done> {
+        refused(ErrorKind::TimedOut, "the host does not answer")
     }
     fn detach_cache(&self, _: u32, _: u32, _: &DetachCache, report: Report<'_>) -> Result<Done> {
         report(progress(60));

@@ -12,11 +12,12 @@
 //!
 //! Elsewhere: requests and disks (`cbd-daemon`, `moves`), decisions (`members`), areas of channels (`channels`).
 
+mod settle;
+
 use super::{
     RemoteState, Tables, Transport,
     attach::{Named, write_cache},
     backends::{BackendEntry, DiskTexts, ROW as BACKEND_ROW, backend_entry},
-    blkdevs::ROW as BLKDEV_ROW,
     caches::CachePlan,
     channels::of_one_host,
     rows::{active_row, no_such},
@@ -25,11 +26,11 @@ use super::{
 use crate::{Environment, Member, Members, slots::TwoSlots};
 use alloc::{format, sync::Arc, vec::Vec};
 use cbd_format::{
-    AreaHeader, BackendEntry as BackendRow, Object, SegmentEntry,
+    AreaHeader, BackendEntry as BackendRow, Object,
     shared::{
         ANSWER_ACCEPTED, ANSWER_HELD, ANSWER_REFUSED, ANSWER_WANTED, MOVE_HOLD, MOVE_OFFERED, MOVE_REFUSED,
     },
-    tables::{NO_BACKEND, STATE_ACTIVE, STATE_FREE, STATE_INCOMING, USED_BY_CLIENT},
+    tables::{STATE_ACTIVE, STATE_FREE, STATE_INCOMING},
 };
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, HostId, MutationPoint, Result};
 
@@ -524,74 +525,6 @@ impl<E: Environment> Transport<E> {
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
         let row = tables.backends[id.index()].content();
         row.map_or_else(|| Err(no_such("backend", id.index())), |row| backend_entry(id.0, row))
-    }
-
-    /// Makes the rows of this host's blkdevs those of the hosts that have their backends now: of a backend that another host has got, a
-    /// blkdev gets the client's area of a channel; of one that this host has got, it has none any more. No session uses such an area.
-    /// With `only`, those on one backend. Returns whether a row has changed.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NoSpace`] without a segment for an area; errors of reading and storing. It can be repeated.
-    pub fn settle_blkdevs(&self, only: Option<BackendId>) -> Result<bool> {
-        let (members, member) = self.joined_members()?;
-        let mut tables = self.tables.lock();
-        let mut has_changed = false;
-        for row in 0..tables.blkdevs.len() {
-            let Some(content) = tables.blkdevs[row].content() else { continue };
-            let (backend, uuid) = (content.backend.get(), content.backend_uuid);
-            if content.state.get() != STATE_ACTIVE || only.is_some_and(|only| only.0 != backend) {
-                continue;
-            }
-            let (former, ownership) = (content.backend_host.get(), content.ownership.get() + 1);
-            let Some(owner) = members.owner(Object::Backend(backend))? else { continue };
-            let is_own = owner == member.id;
-            let now = if is_own { 0 } else { owner.0 + 1 };
-            if now == former || !self.is_backend_of(&tables, owner, backend, &uuid) {
-                continue;
-            }
-            let area = if is_own {
-                None
-            } else {
-                let segment = self.take_area(
-                    &mut tables,
-                    SegmentEntry {
-                        backend: NO_BACKEND.into(),
-                        used_by: USED_BY_CLIENT.into(),
-                        cache_id: 0.into(),
-                        blkdev: (row as u32).into(),
-                        blkdev_host: member.id.0.into(),
-                        blkdev_ownership: ownership.into(),
-                        backend_uuid: uuid,
-                    },
-                )?;
-                Some(segment)
-            };
-            tables.blkdevs[row].keep_in_both(&self.region, BLKDEV_ROW, |row| {
-                row.ownership = ownership.into();
-                row.channel_segment = area.map_or(0, |segment| segment.0 + 1).into();
-                row.backend_host = now.into();
-            })?;
-            has_changed = true;
-        }
-        self.region.check_stores(MutationPoint::TableStoreCheck)?;
-        if has_changed {
-            self.release_unused(&mut tables);
-        }
-        Ok(has_changed)
-    }
-
-    /// Whether a host has stored a row of this backend: this one an active one, another one also of a move that has ended.
-    fn is_backend_of(&self, tables: &Tables<E>, owner: HostId, backend: u32, uuid: &[u8; 16]) -> bool {
-        let is_it = |row: Option<&BackendRow>| {
-            row.is_some_and(|row| row.state.get() != STATE_FREE && row.uuid == *uuid)
-        };
-        if self.members().is_some_and(|(_, member)| member.id == owner) {
-            return tables.own_backend(backend, uuid).is_some();
-        }
-        let layout = self.layout().for_host(owner.0).filter(|layout| backend < layout.backend_rows);
-        layout.is_some_and(|layout| {
-            is_it(self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, backend).content())
-        })
     }
 }
 
