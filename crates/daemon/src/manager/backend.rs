@@ -51,8 +51,10 @@ pub(super) struct BackendSlot {
     pub held: Option<std::result::Result<HeldInfo, String>>,
     /// The schedule of retries while it is not up.
     pub retry: Option<Retry>,
-    /// Whether a stop is in progress.
+    /// Whether a stop, or a move to another host, is in progress.
     pub stopping: bool,
+    /// The host that it is being moved to.
+    pub moving_to: Option<String>,
     /// Threads that still end a former run, whose stop has taken too long.
     pub ending: Count,
     /// The work of the worker that has taken the slot; this value is the placeholder in the tables then.
@@ -104,6 +106,7 @@ impl BackendSlot {
             held: None,
             retry: None,
             stopping: false,
+            moving_to: None,
             ending: Count::default(),
             work: None,
             blkdevs: BTreeMap::new(),

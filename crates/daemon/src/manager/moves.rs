@@ -115,8 +115,8 @@ impl Manager {
         timeout: Duration,
         report: Report<'_>,
     ) -> Result<Done> {
-        let run = self.begin_backend_move(handle.id, id)?;
         let host = handle.host_name(to);
+        let run = self.begin_backend_move(handle.id, id, &host)?;
         let event = EventName::BackendMoving.name();
         tracing::info!(
             transport = handle.id,
@@ -148,7 +148,7 @@ impl Manager {
     }
 
     /// Marks the backend as being moved, so that no block device is added to it and none is removed.
-    fn begin_backend_move(&self, transport: u32, id: BackendId) -> Result<Arc<RunningBackend>> {
+    fn begin_backend_move(&self, transport: u32, id: BackendId, host: &str) -> Result<Arc<RunningBackend>> {
         let mut taken = self.take_slot(transport, id, "its use is being checked")?;
         let slot = &mut taken.slot;
         let result = if slot.stopping {
@@ -161,7 +161,9 @@ impl Manager {
                 Error::new(ErrorKind::Stopped, text)
             })
         };
-        slot.stopping |= result.is_ok();
+        if result.is_ok() {
+            (slot.stopping, slot.moving_to) = (true, Some(host.to_owned()));
+        }
         self.put_back(taken);
         result
     }
@@ -172,7 +174,7 @@ impl Manager {
         let Ok(mut taken) = self.take_slot_until(end, handle.id, id, "being started") else {
             return self.unmark_stop(handle.id, id);
         };
-        taken.slot.stopping = false;
+        (taken.slot.stopping, taken.slot.moving_to) = (false, None);
         if taken.slot.run.is_some() {
             taken.slot.resume_blkdevs();
         } else if !self.stopping.load(Ordering::SeqCst) {
@@ -283,7 +285,7 @@ impl Move<'_> {
             }
         }
         let paused = Instant::now();
-        self.hold_others()?;
+        let hosts = self.hold_others()?;
         let mut taken = manager.take_slot(self.handle.id, id, "it is being moved to another host")?;
         let result = self.close(&mut taken, &run, report, &mut done);
         // The disk closes with its last user.
@@ -292,7 +294,7 @@ impl Move<'_> {
             manager.put_back(taken);
             return Err(error);
         }
-        let committed = self.commit(&mut taken);
+        let committed = self.commit(&mut taken, &hosts);
         if let Err(error) = committed {
             manager.put_back(taken);
             return Err(error);
@@ -349,25 +351,32 @@ impl Move<'_> {
         wait.until_drained(DrainRequest::new(&cache), report)
     }
 
-    /// Lets the other hosts hold their requests.
-    fn hold_others(&self) -> Result<()> {
+    /// Lets the other hosts hold their requests; returns those hosts.
+    fn hold_others(&self) -> Result<BTreeSet<HostId>> {
         let transport = &self.handle.transport;
         let rows = transport.remote_blkdevs_of_others()?;
         let on_it = rows.iter().filter(|row| row.entry.backend == self.id).map(|row| row.entry.host);
         let hosts: BTreeSet<HostId> = on_it.chain([self.to]).collect();
         transport.hold_for_move()?;
-        let holds = |host: HostId| transport.answer_to_move(host, self.number) == Some(MoveAnswer::Held);
-        let all = || hosts.iter().all(|host| holds(*host));
+        let all = || hosts.iter().all(|host| self.is_held(*host));
         poll_until(Instant::now() + HOLD_LIMIT, || all() || self.refuse_stopping().is_err());
         self.refuse_stopping()?;
-        let Some(late) = hosts.iter().find(|host| !holds(**host)) else { return Ok(()) };
+        self.refuse_unheld(&hosts)?;
+        Ok(hosts)
+    }
+
+    fn is_held(&self, host: HostId) -> bool {
+        self.handle.transport.answer_to_move(host, self.number) == Some(MoveAnswer::Held)
+    }
+
+    /// Refuses if a host does not hold its requests, or not any more: a process that has ended meanwhile holds nothing.
+    fn refuse_unheld(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
+        let Some(late) = hosts.iter().find(|host| !self.is_held(**host)) else { return Ok(()) };
         let host = self.handle.host_name(*late);
         Err(Error::new(
             ErrorKind::TimedOut,
             format!(
-                "host {host} has not held its requests within {} s: see whether it is alive (host-list); one that has gone for good is cleared by \
-                 host-clear",
-                HOLD_LIMIT.as_secs()
+                "host {host} does not hold its requests: see whether it is alive (host-list); one that has gone for good is cleared by host-clear"
             ),
         ))
     }
@@ -402,9 +411,11 @@ impl Move<'_> {
     }
 
     /// Ends the backend here, and hands it over.
-    fn commit(&self, taken: &mut TakenSlot) -> Result<()> {
+    fn commit(&self, taken: &mut TakenSlot, hosts: &BTreeSet<HostId>) -> Result<()> {
         let (id, transport) = (self.id, &self.handle.transport);
         self.manager.end_run(taken, CLOSE_LIMIT)?;
+        // No service accepts a session any more: a process that begins from now on has nothing in flight.
+        self.refuse_unheld(hosts)?;
         if let Err(error) = transport.hand_over_backend(id, self.to, self.number) {
             if transport.has_backend(id).unwrap_or(true) {
                 return Err(error);
@@ -467,9 +478,11 @@ impl TransportHandle {
     /// Makes the rows of this host's block devices those of the hosts that have their backends, where a former process was ended between
     /// the steps of a move.
     pub(super) fn settle_blkdevs(&self) {
-        if self.living.is_some()
-            && let Err(error) = self.transport.settle_blkdevs(None)
-        {
+        if self.living.is_none() {
+            return;
+        }
+        let ended = self.transport.end_former_answer();
+        if let Err(error) = ended.and_then(|()| self.transport.settle_blkdevs(None)) {
             tracing::error!(
                 transport = self.id,
                 "block devices whose backends were moved are not served: {error}"

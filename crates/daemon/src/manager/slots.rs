@@ -125,6 +125,7 @@ impl BackendSlot {
             held: self.held.clone(),
             retry: None,
             stopping: self.stopping,
+            moving_to: self.moving_to.clone(),
             ending: self.ending.clone(),
             work: Some(work),
             unended: self.unended.clone(),
@@ -220,7 +221,7 @@ impl Manager {
             slot.file_change = there.file_change.take();
         }
         if there.work.as_ref().is_some_and(|work| work.stop_ended) {
-            slot.stopping = false;
+            (slot.stopping, slot.moving_to) = (false, None);
         }
         let shown = std::mem::replace(there, slot);
         self.slot_returned.notify_all();

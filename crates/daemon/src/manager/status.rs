@@ -244,7 +244,10 @@ pub(super) fn recovery_point(status: &CacheStatus) -> String {
 /// The state of a backend in a few words; of several conditions the most severe, and what happened to its file.
 pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> String {
     if slot.stopping {
-        return "stopping".to_owned();
+        return slot
+            .moving_to
+            .as_ref()
+            .map_or_else(|| "stopping".to_owned(), |host| format!("moving to host {host}"));
     }
     let Some(run) = &slot.run else {
         let down = if slot.entry.is_moved { "MOVED, not served" } else { "NOT SERVED" };

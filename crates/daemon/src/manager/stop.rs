@@ -105,7 +105,7 @@ impl Manager {
         let mut tables = self.tables.lock();
         let slot = running_mut(&mut tables, transport).and_then(|running| running.backend_mut(id));
         if let Ok(slot) = slot {
-            slot.stopping = false;
+            (slot.stopping, slot.moving_to) = (false, None);
             if let Some(work) = &mut slot.work {
                 work.stop_ended = true;
             }

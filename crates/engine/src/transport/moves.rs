@@ -295,6 +295,22 @@ impl<E: Environment> Transport<E> {
         })
     }
 
+    /// Ends what a former process of this host has said of a move: what that held, clients of this one may have submitted again. Called
+    /// before a channel is opened.
+    ///
+    /// # Errors
+    /// Errors of storing.
+    pub fn end_former_answer(&self) -> Result<()> {
+        let (members, member) = self.joined_members()?;
+        let tables = self.tables.lock();
+        if members.area_header(member.id).is_none_or(|own| own.answer.get() == 0) {
+            return Ok(());
+        }
+        self.change_header(&tables, |header| {
+            (header.answer, header.answer_backend) = (0.into(), 0.into());
+        })
+    }
+
     /// The backend that is offered to this host, as the host that has it has stored it.
     ///
     /// # Errors
@@ -350,7 +366,7 @@ impl<E: Environment> Transport<E> {
         self.answer_move(offer.backend, offer.number, MoveAnswer::Accepted)
     }
 
-    /// Makes a backend of this host that of another one, which has accepted it. The backend is drained, its cache is not open, and its
+    /// Makes a backend of this host that of another one, which has accepted it and holds its requests. The backend is drained, its cache is not open, and its
     /// disk is closed. From then on it is the other host's, also if this returns an error of the steps that follow; those are
     /// repeated when the region is opened.
     ///
@@ -365,9 +381,8 @@ impl<E: Environment> Transport<E> {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {backend} is open")));
         }
         active_row(&mut tables.backends, backend.index(), |row| row.state.get(), "backend")?;
-        let answer = self.answer_to_move(to, number);
-        let has_accepted = matches!(answer, Some(MoveAnswer::Accepted | MoveAnswer::Held));
-        if members.host(to)?.is_none() || !has_accepted {
+        let is_held = self.answer_to_move(to, number) == Some(MoveAnswer::Held);
+        if members.host(to)?.is_none() || !is_held {
             let text = format!("host {to} does not take backend {backend} any more");
             return Err(Error::new(ErrorKind::Stopped, text));
         }
