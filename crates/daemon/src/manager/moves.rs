@@ -118,13 +118,7 @@ impl Manager {
         let host = handle.host_name(to);
         let run = self.begin_backend_move(handle.id, id, &host)?;
         let event = EventName::BackendMoving.name();
-        tracing::info!(
-            transport = handle.id,
-            backend = id.0,
-            event,
-            host,
-            "backend {id} is being moved to host {host}"
-        );
+        tracing::info!(transport = handle.id, backend = id.0, event, host, "is being moved to host {host}");
         let offered = handle.transport.offer_move(id, to, number);
         let result = offered.and_then(|number| {
             let moving = Move { manager: self, handle: handle.clone(), id, to, number, timeout };
@@ -142,7 +136,7 @@ impl Manager {
             backend = id.0,
             event,
             host,
-            "backend {id} was not moved to host {host}: {error}"
+            "was not moved to host {host}: {error}"
         );
         Err(error)
     }
@@ -299,22 +293,26 @@ impl Move<'_> {
             manager.put_back(taken);
             return Err(error);
         }
-        self.leave(taken, &mut done);
-        if !poll_until(Instant::now() + START_LIMIT, || self.is_there()) {
-            let host = self.handle.host_name(self.to);
-            done.warnings.push(format!(
-                "host {host} has backend {id} now, and has not started it yet; its log says why"
-            ));
+        let path = taken.slot.path.clone();
+        let blkdevs = self.leave(taken, &mut done);
+        let host = self.handle.host_name(self.to);
+        if poll_until(Instant::now() + START_LIMIT, || self.is_there()) {
+            // A channel that does not open now is opened by a later pass.
+            blkdevs.iter().for_each(|blkdev| manager.reopen_remote(self.handle.id, *blkdev));
+        } else {
+            let text =
+                format!("host {host} has backend {id} now, and has not started it yet; its log says why");
+            done.warnings.push(text);
         }
-        let (event, host) = (EventName::BackendMoved.name(), self.handle.host_name(self.to));
+        let (transport, backend, event) = (self.handle.id, id.0, EventName::BackendMoved.name());
         let pause_ms = u64::try_from(paused.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
-            transport = self.handle.id,
-            backend = id.0,
+            transport,
+            backend,
             event,
             host,
             pause_ms,
-            "backend {id} was moved to host {host}; requests waited for {pause_ms} ms"
+            "moved to host {host}: {path}; requests waited for {pause_ms} ms"
         );
         Ok(done)
     }
@@ -429,8 +427,8 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Makes its block devices here those of the other host's backend.
-    fn leave(&self, mut taken: TakenSlot, done: &mut Done) {
+    /// Makes its block devices here those of the other host's backend, and returns them.
+    fn leave(&self, mut taken: TakenSlot, done: &mut Done) -> Vec<BlkdevId> {
         let (handle, manager) = (&self.handle, self.manager);
         forget(&manager.fixed, &taken.slot.entry);
         if let Err(error) = handle.transport.settle_blkdevs(Some(self.id)) {
@@ -445,7 +443,7 @@ impl Move<'_> {
         }
         let rows = handle.transport.remote_blkdevs();
         let blkdevs = std::mem::take(&mut taken.slot.blkdevs);
-        let mut left = Vec::new();
+        let (mut left, mut moved) = (Vec::new(), Vec::new());
         {
             let mut tables = manager.tables.lock();
             let running = running_mut(&mut tables, handle.id);
@@ -460,12 +458,14 @@ impl Move<'_> {
                 }
             }
             if let Ok(running) = running {
+                moved.extend(left.iter().map(|(id, _)| *id));
                 running.remotes.extend(left.drain(..));
             }
         }
         manager.scrubs.remove(handle.id, self.id);
         manager.remove_backend(taken);
         left.into_iter().for_each(|(_, slot): (BlkdevId, RemoteSlot)| slot.end());
+        moved
     }
 
     fn is_there(&self) -> bool {

@@ -499,7 +499,7 @@ impl Manager {
         }
     }
 
-    fn reopen_remote(&self, transport: u32, id: BlkdevId) {
+    pub(super) fn reopen_remote(&self, transport: u32, id: BlkdevId) {
         let Ok(_work) = self.begin_work() else { return };
         let Ok(mut taken) = self.take_remote(transport, id) else { return };
         if taken.slot.is_waiting() {

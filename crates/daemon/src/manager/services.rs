@@ -163,7 +163,7 @@ impl Manager {
         }
     }
 
-    fn serve_backend(&self, transport: u32, id: BackendId) {
+    pub(super) fn serve_backend(&self, transport: u32, id: BackendId) {
         let Some(mut taken) =
             self.try_take_slot(transport, id, "a block device of another host is being opened")
         else {

@@ -140,7 +140,7 @@ impl Manager {
         }
     }
 
-    /// Lets this host's block devices use the backend on its new host. The background thread opens their channels.
+    /// Lets this host's block devices use the backend on its new host. A channel that does not open now is opened by a later pass.
     fn follow_backend(&self, handle: &TransportHandle, backend: BackendId) {
         for id in self.remotes_on(handle.id, backend) {
             let Ok(mut taken) = self.take_remote(handle.id, id) else { continue };
@@ -150,6 +150,7 @@ impl Manager {
             }
             taken.slot.take_row(handle);
             self.put_remote_back(taken);
+            self.reopen_remote(handle.id, id);
         }
     }
 
@@ -235,6 +236,8 @@ impl Manager {
         }
         drop(tables);
         self.refresh_tables_copy(handle);
+        // The other hosts' requests wait for it.
+        self.serve_backend(handle.id, id);
         Ok(())
     }
 
