@@ -22,7 +22,7 @@ use super::{Manager, backend, stopping};
 use crate::api::{Done, MoveBackend};
 use crate::control::{Flow, Report};
 use crate::events::EventName;
-use cbd_engine::{MoveAnswer, MoveRefusal, MoveState};
+use cbd_engine::{MoveAnswer, MoveOffer, MoveRefusal, MoveState};
 use cbd_runtime::{DrainRequest, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
 use std::collections::BTreeSet;
@@ -488,6 +488,21 @@ impl TransportHandle {
                 "block devices whose backends were moved are not served: {error}"
             );
         }
+    }
+
+    /// Refuses a new block device on a backend that is being moved: neither host serves it before that has ended.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]; errors of reading.
+    pub(super) fn refuse_moving(&self, id: BackendId) -> Result<()> {
+        let moves = self.transport.moves_of_others()?;
+        let is_it = |offer: &&MoveOffer| offer.backend == id && offer.state != MoveState::Refused;
+        let Some(offer) = moves.iter().find(is_it) else { return Ok(()) };
+        let text = format!(
+            "backend {id} is being moved to host {}; try it again after that",
+            self.host_name(offer.to)
+        );
+        Err(Error::new(ErrorKind::Busy, text))
     }
 
     /// A host by its name or its number.

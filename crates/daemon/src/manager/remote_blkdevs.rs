@@ -337,6 +337,7 @@ impl Manager {
         let _starting = self.begin_remote_start(transport)?;
         let handle = self.handle(transport)?;
         let backend = BackendId(request.backend);
+        handle.refuse_moving(backend)?;
         let spec =
             BlkdevSpec { backend, host: handle.host, export: choice.to_string(), shared: request.shared };
         let id = handle.transport.create_remote_blkdev(&spec, name)?;

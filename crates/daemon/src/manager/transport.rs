@@ -121,7 +121,8 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     refuse_file_beneath_loop_device(Path::new(path))?;
     let only_own = !fixed.config.daemon.allow_shared_regions;
     let needed = bytes_used(Path::new(path));
-    let options = OpenOptions { boot: fixed.boot, only_own, needed, ..options.clone() };
+    let coherence = fixed.config.daemon.coherence.of_mapping();
+    let options = OpenOptions { boot: fixed.boot, only_own, needed, coherence, ..options.clone() };
     let opened = Mapping::open(path, &options).or_else(|error| open_with_hosts(path, &options, error));
     let mapping = opened.map_err(|error| match error.kind() {
         ErrorKind::Permission if only_own => Error::new(
