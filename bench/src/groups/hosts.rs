@@ -3,8 +3,8 @@
 //!
 //! Here: requests of one thread to the cache itself, against the same through shared memory to a thread that serves it.
 //!
-//! Invariants: both threads poll, and each has a processor; the memory is coherent. Background work runs between the turns, not in
-//! them.
+//! Invariants: both threads poll, and each has a processor; the memory is coherent, except where a figure says `software`. Background
+//! work runs between the turns, not in them.
 
 mod connected;
 mod idle;
@@ -25,7 +25,7 @@ use cbd_backing::PollableQueue;
 use cbd_channel::{Areas, Client, Server};
 use cbd_device::{Device, Queue};
 use cbd_format::ChannelShape;
-use cbd_pmem::Mapping;
+use cbd_pmem::{Coherence, Mapping};
 use cbd_types::{
     AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Region, Request, Result,
 };
@@ -55,11 +55,13 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     over_nbd::run(options, &mut connected, figures)?;
     sharing::run(options, &mut connected, figures)?;
     connected.close()?;
-    // Last, because it alone needs both processors the whole time.
-    channel(options, figures)
+    // Last, because they alone need both processors the whole time.
+    channel(options, Coherence::Hardware, "channel", figures)?;
+    channel(options, Coherence::Software, "software_channel", figures)
 }
 
-fn channel(options: &Options, figures: &mut Figures) -> Result<()> {
+/// A channel in memory with this coherence, and figures whose names begin with `prefix`.
+fn channel(options: &Options, coherence: Coherence, prefix: &str, figures: &mut Figures) -> Result<()> {
     let scale = Scale::of(options);
     let mapping = Arc::new(Mapping::anonymous(2 * scale.region)?);
     let mut pair = Pair::new(&mapping, scale, options.rounds(), None)?;
@@ -71,7 +73,8 @@ fn channel(options: &Options, figures: &mut Figures) -> Result<()> {
     let possible = ChannelShape::new(2 * DEEP as u32, 64 << 10);
     let shape =
         possible.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no channel has this shape"))?;
-    let region = Arc::new(Region::new(Mapping::anonymous(2 * shape.bytes())?));
+    let memory = Mapping::anonymous(2 * shape.bytes())?.with_coherence(coherence);
+    let region = Arc::new(Region::new(memory));
     let areas = Areas { client: 0, server: shape.bytes() };
     let geometry = Geometry {
         size: scale.device,
@@ -90,7 +93,7 @@ fn channel(options: &Options, figures: &mut Figures) -> Result<()> {
         let client = Client::open(region, areas, shape, 2);
         let measured = client.and_then(|client| {
             let mut remote = Remote { client, done: Vec::new(), spare: Vec::new() };
-            measure(&mut pair, &mut local, &mut remote, figures)
+            measure(&mut pair, &mut local, &mut remote, (prefix, figures))
         });
         is_over.store(true, Ordering::Relaxed);
         let served = serving.join().map_err(|_| Error::new(ErrorKind::System, "the server has panicked"))?;
@@ -158,20 +161,27 @@ impl Remote {
     }
 }
 
-fn measure(pair: &mut Pair, local: &mut Local, remote: &mut Remote, figures: &mut Figures) -> Result<()> {
+fn measure(
+    pair: &mut Pair,
+    local: &mut Local,
+    remote: &mut Remote,
+    (prefix, figures): (&str, &mut Figures),
+) -> Result<()> {
+    let name = |what: &str| format!("{prefix}_{what}");
+    let beside = |what: &str| format!("{}{what}", prefix.trim_end_matches("channel"));
     let written = writes(pair, local, remote, 1)?;
-    figures.add_comparison("channel_write_4k", "local", "write_4k", &written);
+    figures.add_comparison(&name("write_4k"), "local", &beside("write_4k"), &written);
     let read = reads(pair, local, remote, 1)?;
-    figures.add_comparison("channel_read_4k", "local", "read_4k", &read);
+    figures.add_comparison(&name("read_4k"), "local", &beside("read_4k"), &read);
     let extra = written.difference.median.max(read.difference.median);
-    figures.add("channel_extra_us", rounded(extra / 1000.0, 2));
+    figures.add(name("extra_us"), rounded(extra / 1000.0, 2));
     let deep_writes = writes(pair, local, remote, DEEP)?;
-    figures.add_comparison("channel_write_4k_deep", "local", "write_4k_deep", &deep_writes);
+    figures.add_comparison(&name("write_4k_deep"), "local", &beside("write_4k_deep"), &deep_writes);
     let deep_reads = reads(pair, local, remote, DEEP)?;
-    figures.add_comparison("channel_read_4k_deep", "local", "read_4k_deep", &deep_reads);
+    figures.add_comparison(&name("read_4k_deep"), "local", &beside("read_4k_deep"), &deep_reads);
     let worse = deep_writes.ratio.median.max(deep_reads.ratio.median);
-    figures.add("channel_throughput", rounded(1.0 / worse, 2));
-    figures.add("channel_repeated", remote.client.repeated());
+    figures.add(name("throughput"), rounded(1.0 / worse, 2));
+    figures.add(name("repeated"), remote.client.repeated());
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use crate::exports::ExportChoice;
 use crate::size::{format_size, parse_size, typed_size};
 use crate::web::WebConfig;
 use cbd_engine::CACHE_SIZE_MIN;
+use cbd_pmem::Coherence;
 use cbd_types::{Context, Error, ErrorKind, Result};
 pub use events::EventsConfig;
 use serde::de::Error as _;
@@ -54,6 +55,8 @@ pub struct DaemonConfig {
     pub require_persistent: bool,
     /// Also serve regions in files that another user owns or may write to.
     pub allow_shared_regions: bool,
+    /// How hosts of shared regions see what others store.
+    pub coherence: CoherenceChoice,
     /// Whether FUSE devices outlive the daemon. The option was called `keep_fuse` at first, and is still read by that
     /// name.
     #[serde(alias = "keep_fuse")]
@@ -73,6 +76,29 @@ pub struct DaemonConfig {
     /// Bytes of buffers that all NBD connections may allocate together; [`cbd_nbd::MEMORY_MIN`] at least.
     #[serde(deserialize_with = "nbd_memory")]
     pub nbd_memory: Option<u64>,
+}
+
+/// How hosts of shared regions see what others store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CoherenceChoice {
+    /// As `hardware` in memory that only one machine can have, as `software` in other memory.
+    #[default]
+    Auto,
+    /// The caches of all hosts are coherent.
+    Hardware,
+    /// They are not: what is stored for others is written back, and what others store is dropped from the cache before it is loaded.
+    Software,
+}
+
+impl CoherenceChoice {
+    pub(crate) const fn of_mapping(self) -> Option<Coherence> {
+        match self {
+            Self::Auto => None,
+            Self::Hardware => Some(Coherence::Hardware),
+            Self::Software => Some(Coherence::Software),
+        }
+    }
 }
 
 /// Defaults of commands.
@@ -327,6 +353,7 @@ mod tests {
             ("guest_memory_max = \"0\"", ["guest_memory_max is 0 B", "1M"]),
             ("guest_memory_max = \"1023K\"", ["guest_memory_max is 1023 KiB", "1M"]),
             ("guest_memory_total = \"1K\"", ["guest_memory_total is 1 KiB", "1M"]),
+            ("coherence = \"none\"", ["unknown variant `none`", "`auto`, `hardware`, `software`"]),
             ("vhost_spin_us = 10001", ["vhost_spin_us is 0 to 10000", "10001"]),
         ] {
             let error = Config::parse(&format!("[daemon]\n\n{line}\n")).expect_err(line).line();

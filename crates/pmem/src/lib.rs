@@ -58,7 +58,7 @@ pub use boot::this_boot;
 pub use cbd_sys::DeviceNumber;
 pub use file::HostLocks;
 pub use identity::{Identity, Layer, backing_identity};
-pub use mapping::{Info, Kind, Mapping, SizeMethod};
+pub use mapping::{Coherence, Info, Kind, Mapping, SizeMethod};
 pub use methods::CopyMethod;
 pub use open::{MINIMUM_SIZE, OpenOptions, Opening};
 pub use processor::{Flush, Processor};

@@ -97,6 +97,15 @@ pub struct Info {
 /// The value of `failed` while no store has failed.
 const NONE: u64 = u64::MAX;
 
+/// What the caches of the hosts do that have a memory mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Coherence {
+    /// A load of a host gets what another host has stored.
+    Hardware,
+    /// Only what was written back, once the loading host has dropped its copy of the line.
+    Software,
+}
+
 /// A region, locked and mapped.
 #[derive(Debug)]
 pub struct Mapping {
@@ -115,6 +124,8 @@ pub struct Mapping {
     opening: Opening,
     boot: BootId,
     mixes_pages: bool,
+    /// `None`: as [`reach`](Pmem::reach) says.
+    coherence: Option<Coherence>,
     figures: Option<[Figures; CLASS_SIZES.len()]>,
     /// Touch every page, also of what it grows by.
     populate: bool,
@@ -152,7 +163,7 @@ impl Mapping {
         let forced = CopyMethod::from_environment()?.or(options.copy);
         let methods = choose(forced)?;
         let opened = open::open(path.as_ref(), options, available().processor.flush)?;
-        let mut mapping = Self::new(opened, methods);
+        let mut mapping = Self { coherence: options.coherence, ..Self::new(opened, methods) };
         if let Some(boot) = options.boot {
             (mapping.boot, mapping.mixes_pages) = (boot, true);
         }
@@ -193,6 +204,7 @@ impl Mapping {
             // Memory without a file on a disk is either lost with the machine, or keeps every store.
             mixes_pages: opened.durability != Durability::PowerFail
                 && matches!(opened.kind, Kind::File | Kind::DaxFile),
+            coherence: None,
             file_system: opened.file_system,
             warnings: opened.warnings,
             figures,
@@ -316,6 +328,21 @@ impl Mapping {
     pub fn bare_copy(&self, at: u64, from: &[u8]) {
         self.store(at, from);
         self.fence();
+    }
+
+    /// The same mapping, with this coherence instead of that of the memory.
+    #[must_use]
+    pub fn with_coherence(self, coherence: Coherence) -> Self {
+        Self { coherence: Some(coherence), ..self }
+    }
+
+    /// How hosts see what others store. Unless it was chosen, memory that only one machine has is coherent, and other memory is not.
+    #[must_use]
+    pub fn coherence(&self) -> Coherence {
+        self.coherence.unwrap_or(match self.reach() {
+            Reach::Machines => Coherence::Software,
+            Reach::Kernel | Reach::Guests => Coherence::Hardware,
+        })
     }
 
     /// The properties of this mapping.
@@ -443,7 +470,7 @@ impl Pmem for Mapping {
     }
 
     fn share(&self, at: u64, from: &[u8]) {
-        if self.reach() == Reach::Machines {
+        if self.coherence() == Coherence::Software {
             self.store(at, from);
             return self.publish(at, from.len() as u64);
         }
@@ -453,8 +480,8 @@ impl Pmem for Mapping {
     }
 
     fn observe(&self, at: u64, length: u64) {
-        if self.reach() != Reach::Machines {
-            // The caches of one machine are coherent. What is loaded from here on was shared no earlier than what this thread has loaded before.
+        if self.coherence() == Coherence::Hardware {
+            // What is loaded from here on was shared no earlier than what this thread has loaded before.
             return std::sync::atomic::fence(Ordering::Acquire);
         }
         // What was stored before reaches the memory first; the eviction is complete before any later load.
@@ -522,79 +549,12 @@ impl Pmem for Mapping {
             }
         }
         let _ = write!(text, ", write-back {}", info.flush);
+        if self.coherence() == Coherence::Software {
+            text.push_str(", software coherence");
+        }
         text
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::recorder;
-
-    #[test]
-    fn a_fence_of_a_mapping_is_one_of_the_processor() {
-        let mapping = Mapping::anonymous(1 << 20).expect("memory");
-        recorder::take();
-        mapping.fence();
-        assert_eq!(recorder::take().fences, 1);
-    }
-
-    #[test]
-    fn memory_that_another_kernel_can_have_is_known() {
-        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
-        file.as_file().set_len(1 << 20).expect("its size");
-        let open = |options: &OpenOptions| Mapping::open(file.path(), options).expect("a region");
-        assert_eq!(open(&OpenOptions::default()).reach(), Reach::Guests);
-        let boot = Some(BootId([9; 16]));
-        assert_eq!(open(&OpenOptions { boot, ..OpenOptions::default() }).reach(), Reach::Kernel);
-        assert_eq!(Mapping::anonymous(1 << 20).expect("memory").reach(), Reach::Kernel);
-    }
-
-    #[test]
-    fn what_is_shared_stays_in_the_caches_unless_other_machines_have_the_memory() {
-        for (mixes_pages, kind) in [(false, Kind::Tmpfs), (true, Kind::DaxFile), (false, Kind::DeviceDax)] {
-            let mut mapping = Mapping::anonymous(1 << 20).expect("memory");
-            mapping = Mapping { methods: recorder::methods(true), kind, mixes_pages, ..mapping };
-            mapping.share(4096, &[1; 4096]);
-            let found = recorder::take();
-            let expected = if mapping.reach() == Reach::Machines { (0, true) } else { (64, false) };
-            assert_eq!((found.cached.len(), found.fences > 0), expected, "{kind:?}");
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[test]
-    fn no_store_reaches_memory_that_was_given_up() {
-        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
-        file.as_file().set_len(1 << 20).expect("its size");
-        let mapping = Mapping::open(file.path(), &OpenOptions::default()).expect("a region");
-        mapping.store(4096, &[1; 4096]);
-        mapping.fence();
-        mapping.observe(0, 1 << 20);
-        assert_eq!(mapping.failed_at(), None);
-        mapping.give_up();
-        assert_eq!(mapping.failed_at(), Some(0));
-        for length in [1, 64, 4096, 300 << 10] {
-            mapping.store(4096, &vec![2; length]);
-            mapping.store_summed(4096, &vec![3; length], 4096, &mut vec![0; length.div_ceil(4096)]);
-        }
-        mapping.store_line(0, &[4; 64]);
-        mapping.write_back(0, 1 << 20);
-        mapping.observe(0, 1 << 20);
-        mapping.publish(0, 64);
-        mapping.share(0, &[5; 64]);
-        mapping.prefetch(0);
-        assert!(mapping.load(4096, &mut [0; 64]).is_err() && mapping.load_summed(0, &mut [0; 64]).is_err());
-        let error = mapping.grow(file.path(), 2 << 20).expect_err("it is not this host's any more");
-        assert_eq!(
-            (error.kind(), file.as_file().metadata().expect("it is there").len()),
-            (ErrorKind::Media, 1 << 20)
-        );
-        let bytes = std::fs::read(file.path()).expect("it is there");
-        assert!(
-            bytes[4096..8192] == [1; 4096]
-                && bytes[8192..].iter().all(|byte| *byte == 0)
-                && bytes[..64] == [0; 64]
-        );
-    }
-}
+mod tests;

@@ -10,7 +10,7 @@ use crate::collapse::collapse_now;
 use crate::errors::from_io;
 use crate::file::{self, Locked};
 use crate::identity::{HUGETLBFS, file_system_name};
-use crate::mapping::Kind;
+use crate::mapping::{Coherence, Kind};
 use crate::memory::{Memory, Sharing};
 use crate::methods::CopyMethod;
 use crate::processor::Flush;
@@ -54,6 +54,8 @@ pub struct OpenOptions {
     pub only_own: bool,
     /// Copy with this method instead of the fastest; `CBD_COPY` in the environment overrides it.
     pub copy: Option<CopyMethod>,
+    /// How hosts see what others store; `None`: as the memory is used for the most part.
+    pub coherence: Option<Coherence>,
 }
 
 /// The duration of opening a region.
