@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod device;
+mod ended;
 mod figures;
 mod pause;
 mod service;
@@ -23,6 +24,7 @@ mod shared;
 mod switch;
 
 pub use device::RemoteDevice;
+pub use ended::EndedDevice;
 pub use figures::OperationFigures;
 pub use pause::{QUIET, QUIET_WAIT_MAX, WAIT_MAX};
 pub use service::{Service, ServiceOptions};

@@ -388,6 +388,12 @@ impl Manager {
 
 impl TakenSlot {
     fn change_settings(&mut self, change: &SettingsChange) -> Result<api::Settings> {
+        if let Some(host) = &self.slot.moving_to {
+            // The other host has a copy of the settings already.
+            let text =
+                format!("backend {} is being moved to host {host}; change it there after that", self.id);
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
         let name = changed_name(change.name.as_deref())?;
         let is_name_only =
             name.is_some() && SettingsChange { name: None, ..change.clone() } == SettingsChange::default();

@@ -301,6 +301,8 @@ impl BackendSlot {
     pub(super) fn resume_blkdevs(&self) {
         let Some(run) = &self.run else { return };
         for blkdev in self.blkdevs.values() {
+            // Where the device of this run was not released.
+            blkdev.resume_former();
             if let Some(switch) = blkdev.switch.as_ref().filter(|switch| switch.is_held()) {
                 switch.resume(self.device_of(run, &blkdev.entry));
             }

@@ -22,7 +22,7 @@ use super::{Manager, backend, stopping};
 use crate::api::{Done, MoveBackend};
 use crate::control::{Flow, Report};
 use crate::events::EventName;
-use cbd_engine::{MoveAnswer, MoveOffer, MoveRefusal, MoveState};
+use cbd_engine::{Beat, MoveAnswer, MoveOffer, MoveRefusal, MoveState};
 use cbd_runtime::{DrainRequest, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
 use std::collections::BTreeSet;
@@ -38,6 +38,10 @@ const HOLD_LIMIT: Duration = Duration::from_secs(20);
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// Timeout for the disk to close.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+/// How long what hosts have answered proves that they live.
+const HELD_FOR: Duration = Duration::from_millis(500);
+/// How long a host may take to give another sign of life; it gives two each second.
+const BEAT_LIMIT: Duration = Duration::from_millis(1500);
 /// Drains with requests going on, at most; one that leaves little ends them.
 const DRAINS: u32 = 8;
 /// Dirty bytes that are little: what the last drain writes while requests are held.
@@ -51,6 +55,13 @@ struct Move<'a> {
     to: HostId,
     number: u64,
     timeout: Duration,
+}
+
+fn silent(host: &str) -> Error {
+    let text = format!(
+        "host {host} gives no sign of life (host-list): start its daemon again, or clear it with host-clear; nothing was moved"
+    );
+    Error::new(ErrorKind::TimedOut, text)
 }
 
 /// What is wrong with the disk on the other host.
@@ -120,15 +131,18 @@ impl Manager {
         let event = EventName::BackendMoving.name();
         tracing::info!(transport = handle.id, backend = id.0, event, host, "is being moved to host {host}");
         let offered = handle.transport.offer_move(id, to, number);
-        let result = offered.and_then(|number| {
-            let moving = Move { manager: self, handle: handle.clone(), id, to, number, timeout };
-            moving.run(run, report)
+        let result = offered.and_then(|own| {
+            let moving = Move { manager: self, handle: handle.clone(), id, to, number: own, timeout };
+            let moved = moving.run(run, report);
+            // Without it the backend is here still, or this process cannot say.
+            if moved.is_err()
+                && let Err(second) = handle.transport.end_move(own, number.is_some())
+            {
+                tracing::error!(transport = handle.id, backend = id.0, "the move cannot be ended: {second}");
+            }
+            moved
         });
         let Err(error) = result else { return result };
-        // It is here still, or this process cannot say.
-        if let Err(second) = handle.transport.end_move(number.is_some()) {
-            tracing::error!(transport = handle.id, backend = id.0, "the move cannot be ended: {second}");
-        }
         self.end_failed_move(&handle, id);
         let event = EventName::BackendMoveFailed.name();
         tracing::warn!(
@@ -187,6 +201,7 @@ impl Manager {
             }
             self.begin_wished(&handle);
             self.begin_joining(&handle);
+            self.settle_held(&handle);
         }
     }
 
@@ -199,7 +214,7 @@ impl Manager {
             Some(running.backends.get(&id).is_some_and(|slot| slot.stopping || slot.work.is_some()))
         };
         if let Some(own) = own.filter(|own| is_working(own.backend) == Some(false))
-            && let Err(error) = handle.transport.end_move(false)
+            && let Err(error) = handle.transport.end_move(own.number, false)
         {
             tracing::error!(
                 transport = handle.id,
@@ -278,8 +293,11 @@ impl Move<'_> {
                 break;
             }
         }
+        let hosts = self.other_hosts()?;
+        self.refuse_dead(&hosts)?;
         let paused = Instant::now();
-        let hosts = self.hold_others()?;
+        self.hold_others(&hosts)?;
+        let held = Instant::now();
         let mut taken = manager.take_slot(self.handle.id, id, "it is being moved to another host")?;
         let result = self.close(&mut taken, &run, report, &mut done);
         // The disk closes with its last user.
@@ -288,7 +306,7 @@ impl Move<'_> {
             manager.put_back(taken);
             return Err(error);
         }
-        let committed = self.commit(&mut taken, &hosts);
+        let committed = self.commit(&mut taken, &hosts, held);
         if let Err(error) = committed {
             manager.put_back(taken);
             return Err(error);
@@ -296,24 +314,29 @@ impl Move<'_> {
         let path = taken.slot.path.clone();
         let blkdevs = self.leave(taken, &mut done);
         let host = self.handle.host_name(self.to);
-        if poll_until(Instant::now() + START_LIMIT, || self.is_there()) {
+        let is_there = poll_until(Instant::now() + START_LIMIT, || self.is_there());
+        if is_there {
             // A channel that does not open now is opened by a later pass.
             blkdevs.iter().for_each(|blkdev| manager.reopen_remote(self.handle.id, *blkdev));
-        } else {
-            let text =
-                format!("host {host} has backend {id} now, and has not started it yet; its log says why");
-            done.warnings.push(text);
         }
         let (transport, backend, event) = (self.handle.id, id.0, EventName::BackendMoved.name());
+        if !is_there || manager.is_one_waiting(transport, &blkdevs) {
+            let text = format!(
+                "host {host} has backend {id} now, and does not serve it yet: requests wait; its log says why"
+            );
+            tracing::warn!(
+                transport,
+                backend,
+                event,
+                host,
+                "moved to host {host}: {path}; it does not serve it yet"
+            );
+            done.warnings.push(text);
+            return Ok(done);
+        }
         let pause_ms = u64::try_from(paused.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(
-            transport,
-            backend,
-            event,
-            host,
-            pause_ms,
-            "moved to host {host}: {path}; requests waited for {pause_ms} ms"
-        );
+        let text = format!("moved to host {host}: {path}; requests waited for {pause_ms} ms");
+        tracing::info!(transport, backend, event, host, pause_ms, "{text}");
         Ok(done)
     }
 
@@ -349,18 +372,50 @@ impl Move<'_> {
         wait.until_drained(DrainRequest::new(&cache), report)
     }
 
-    /// Lets the other hosts hold their requests; returns those hosts.
-    fn hold_others(&self) -> Result<BTreeSet<HostId>> {
-        let transport = &self.handle.transport;
-        let rows = transport.remote_blkdevs_of_others()?;
+    /// The other host, and those with block devices on the backend.
+    fn other_hosts(&self) -> Result<BTreeSet<HostId>> {
+        let rows = self.handle.transport.remote_blkdevs_of_others()?;
         let on_it = rows.iter().filter(|row| row.entry.backend == self.id).map(|row| row.entry.host);
-        let hosts: BTreeSet<HostId> = on_it.chain([self.to]).collect();
-        transport.hold_for_move()?;
-        let all = || hosts.iter().all(|host| self.is_held(*host));
-        poll_until(Instant::now() + HOLD_LIMIT, || all() || self.refuse_stopping().is_err());
+        Ok(on_it.chain([self.to]).collect())
+    }
+
+    /// Refuses a host that has given no sign of life for some seconds.
+    fn refuse_dead(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
+        let seen = self.handle.hosts()?;
+        let dead = seen.iter().find(|seen| hosts.contains(&HostId(seen.host_id)) && !seen.alive);
+        dead.map_or(Ok(()), |dead| Err(silent(&dead.hostname)))
+    }
+
+    /// Refuses a host that gives no sign of life now: what it has answered a process may have said that was killed since.
+    fn refuse_silent(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
+        let beat = |host: HostId| {
+            let (members, _) = self.handle.transport.members()?;
+            members.host(host).ok().flatten().and_then(|host| host.beat)
+        };
+        let before: Vec<_> = hosts.iter().map(|host| (*host, beat(*host))).collect();
+        let lives =
+            |(host, before): &(HostId, Option<Beat>)| beat(*host).is_some_and(|now| Some(now) != *before);
+        poll_until(Instant::now() + BEAT_LIMIT, || before.iter().all(lives));
+        let dead = before.iter().find(|one| !lives(one));
+        dead.map_or(Ok(()), |(host, _)| Err(silent(&self.handle.host_name(*host))))
+    }
+
+    /// Lets the other hosts hold their requests.
+    fn hold_others(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
+        let transport = &self.handle.transport;
+        transport.hold_for_move(self.number)?;
+        let refusal = || match transport.answer_to_move(self.to, self.number) {
+            Some(MoveAnswer::Refused(why)) => Some(why),
+            _ => None,
+        };
+        let is_over = || refusal().is_some() || self.refuse_stopping().is_err();
+        poll_until(Instant::now() + HOLD_LIMIT, || hosts.iter().all(|host| self.is_held(*host)) || is_over());
         self.refuse_stopping()?;
-        self.refuse_unheld(&hosts)?;
-        Ok(hosts)
+        if let Some(why) = refusal() {
+            let host = self.handle.host_name(self.to);
+            return Err(refused(&host, &transport.backend(self.id)?.path, why));
+        }
+        self.refuse_unheld(hosts)
     }
 
     fn is_held(&self, host: HostId) -> bool {
@@ -409,8 +464,11 @@ impl Move<'_> {
     }
 
     /// Ends the backend here, and hands it over.
-    fn commit(&self, taken: &mut TakenSlot, hosts: &BTreeSet<HostId>) -> Result<()> {
+    fn commit(&self, taken: &mut TakenSlot, hosts: &BTreeSet<HostId>, held: Instant) -> Result<()> {
         let (id, transport) = (self.id, &self.handle.transport);
+        if held.elapsed() > HELD_FOR {
+            self.refuse_silent(hosts)?;
+        }
         self.manager.end_run(taken, CLOSE_LIMIT)?;
         // No service accepts a session any more: a process that begins from now on has nothing in flight.
         self.refuse_unheld(hosts)?;
@@ -438,7 +496,7 @@ impl Move<'_> {
                 error.line()
             ));
         }
-        if let Err(error) = handle.transport.end_move(false) {
+        if let Err(error) = handle.transport.end_move(self.number, false) {
             tracing::error!(transport = handle.id, backend = self.id.0, "the move cannot be ended: {error}");
         }
         let rows = handle.transport.remote_blkdevs();
@@ -496,7 +554,9 @@ impl TransportHandle {
     /// [`ErrorKind::Busy`]; errors of reading.
     pub(super) fn refuse_moving(&self, id: BackendId) -> Result<()> {
         let moves = self.transport.moves_of_others()?;
-        let is_it = |offer: &&MoveOffer| offer.backend == id && offer.state != MoveState::Refused;
+        let is_here = |offer: &MoveOffer| matches!(self.transport.has_owner(id, offer.from), Ok(true));
+        let is_it =
+            |offer: &&MoveOffer| offer.backend == id && offer.state != MoveState::Refused && is_here(offer);
         let Some(offer) = moves.iter().find(is_it) else { return Ok(()) };
         let text = format!(
             "backend {id} is being moved to host {}; try it again after that",

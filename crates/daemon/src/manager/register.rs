@@ -275,6 +275,9 @@ impl Manager {
                 return busy("it is being opened, unregistered or grown".to_owned());
             }
             if let Ok(running) = &slot.running {
+                if let Some(backend) = running.transport.incoming_backends(&|_| true)?.first() {
+                    return busy(format!("backend {} is being moved to this host", backend.0));
+                }
                 if let Some((backend, slot)) = running.backends.first_key_value() {
                     return busy(format!(
                         "backend {backend} ({}) is on it; stop its backends first",

@@ -7,6 +7,7 @@
 //! Elsewhere: the channel (`cbd-remote`), the rows (`cbd-engine`, `transport/channels.rs`), the host that serves (`services`), what that
 //! host does while a device is open (`watch`).
 
+mod moved;
 mod watch;
 
 use super::blkdev::{BlkdevSlot, blkdev_identity, export_device, name_while_closed, unknown};
@@ -66,37 +67,6 @@ impl RemoteSlot {
         let mut blkdev = BlkdevSlot::closed(row.entry.clone(), name);
         blkdev.left = Some(fixed.context.left(&identity_of(&row)));
         Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0 }
-    }
-
-    /// One whose backend this host had; its requests are held.
-    pub fn moved(row: RemoteBlkdev, mut blkdev: BlkdevSlot) -> Self {
-        blkdev.entry = row.entry.clone();
-        Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0 }
-    }
-
-    /// Ends the session with the host that had the backend; requests are held.
-    pub fn close_channel(&mut self) {
-        self.blkdev.release();
-        if let Some(device) = self.device.take() {
-            device.close();
-        }
-        (self.due, self.gone, self.blkdev.error) = (Instant::now(), 0, None);
-    }
-
-    /// Reads the row again after it was changed.
-    pub fn take_row(&mut self, handle: &TransportHandle) {
-        let id = self.row.entry.id;
-        if let Some(row) = handle.transport.remote_blkdevs().into_iter().find(|row| row.entry.id == id) {
-            self.blkdev.entry = row.entry.clone();
-            self.row = row;
-        }
-    }
-
-    /// Its block device, whose backend this host has now.
-    pub fn take_blkdev(&mut self) -> BlkdevSlot {
-        let id = self.row.entry.id;
-        let closed = BlkdevSlot::closed(self.blkdev.entry.clone(), self.blkdev.info(id).dev_name);
-        std::mem::replace(&mut self.blkdev, closed)
     }
 
     /// The row of `dev-list`.
@@ -163,6 +133,8 @@ impl RemoteSlot {
             // Before the next session: nothing else may store in the area.
             former.close();
         }
+        // Neither host would serve a new session.
+        handle.refuse_moving(self.row.entry.backend)?;
         let backend = handle.backend_below(&self.row)?;
         let device = Arc::new(connect(fixed, handle, &self.row)?);
         let exported: Arc<dyn BlockDevice> = Arc::clone(&device) as _;
@@ -192,9 +164,15 @@ impl RemoteSlot {
     /// Opens a device that has a row already; on failure it stores the reason.
     fn open_again(&mut self, fixed: &Fixed, handle: &TransportHandle) {
         let Err(error) = self.open(fixed, handle) else { return };
+        if error.kind() == ErrorKind::NotFound {
+            self.gone = self.gone.saturating_add(1);
+            self.fail_held();
+        }
         let line = error.line();
         // Attempts repeat the same error: only a change of it is logged.
-        if self.blkdev.error.as_ref() != Some(&line) {
+        if self.blkdev.error.as_ref() != Some(&line) && error.kind() == ErrorKind::Busy {
+            tracing::info!(transport = handle.id, blkdev = self.row.entry.id.0, "{error}");
+        } else if self.blkdev.error.as_ref() != Some(&line) {
             let (event, transport, id) = (EventName::BlkdevFailed.name(), handle.id, self.row.entry.id);
             tracing::error!(transport, blkdev = id.0, event, "the block device is not served: {error}");
         }
@@ -221,7 +199,16 @@ impl TransportHandle {
     /// The backend of another host below a device.
     fn backend_below(&self, row: &RemoteBlkdev) -> Result<BackendEntry> {
         let is_it = |entry: &BackendEntry| entry.id == row.entry.backend && entry.uuid == row.backend_uuid;
-        self.entries_of_others().into_iter().find(is_it).ok_or_else(|| self.gone(row))
+        if let Some(found) = self.entries_of_others().into_iter().find(is_it) {
+            return Ok(found);
+        }
+        if matches!(self.transport.server_area(row, None), Ok(RemoteState::Gone)) {
+            return Err(self.gone(row));
+        }
+        let (backend, host) = (row.entry.backend, self.host_name(row.owner));
+        let text =
+            format!("it waits until backend {backend} of host {host}, which is being moved, is served again");
+        Err(Error::new(ErrorKind::Busy, text))
     }
 
     fn gone(&self, row: &RemoteBlkdev) -> Error {
@@ -517,7 +504,7 @@ impl RemoteSlot {
     }
 
     /// Whether it is to be opened: it has no export, or one whose backend was moved.
-    fn is_waiting(&self) -> bool {
+    pub fn is_waiting(&self) -> bool {
         self.blkdev.export.is_none() || (self.device.is_none() && self.blkdev.switch.is_some())
     }
 }

@@ -222,6 +222,7 @@ impl Manager {
         }
         if there.work.as_ref().is_some_and(|work| work.stop_ended) {
             (slot.stopping, slot.moving_to) = (false, None);
+            slot.resume_blkdevs();
         }
         let shown = std::mem::replace(there, slot);
         self.slot_returned.notify_all();

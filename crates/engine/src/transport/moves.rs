@@ -189,18 +189,26 @@ impl<E: Environment> Transport<E> {
     /// Asks the hosts with blkdevs on the backend that this host moves to hold their requests.
     ///
     /// # Errors
-    /// Errors of storing.
-    pub fn hold_for_move(&self) -> Result<()> {
-        self.change_header(&self.tables.lock(), |header| header.move_state = MOVE_HOLD.into())
+    /// [`ErrorKind::Stopped`] if this host does not offer the move with this number any more; errors of storing.
+    pub fn hold_for_move(&self, number: u64) -> Result<()> {
+        let tables = self.tables.lock();
+        if self.own_move().is_none_or(|own| own.number != number || own.state == MoveState::Refused) {
+            return Err(Error::new(ErrorKind::Stopped, "the move has been ended"));
+        }
+        self.change_header(&tables, |header| header.move_state = MOVE_HOLD.into())
     }
 
-    /// Ends what this host offers. Requests continue where they were, unless the backend has been
+    /// Ends the move with this number, if this host offers it. Requests continue where they were, unless the backend has been
     /// [handed over](Self::hand_over_backend). With `is_refused` a host that has asked for the move is told that it has failed.
     ///
     /// # Errors
     /// Errors of storing.
-    pub fn end_move(&self, is_refused: bool) -> Result<()> {
-        self.change_header(&self.tables.lock(), |header| {
+    pub fn end_move(&self, number: u64, is_refused: bool) -> Result<()> {
+        let tables = self.tables.lock();
+        if self.own_move().is_none_or(|own| own.number != number) {
+            return Ok(());
+        }
+        self.change_header(&tables, |header| {
             header.move_state = if is_refused { MOVE_REFUSED } else { 0 }.into();
             if !is_refused {
                 (header.move_backend, header.move_to) = (0.into(), 0.into());
@@ -213,7 +221,8 @@ impl<E: Environment> Transport<E> {
     /// # Errors
     /// [`ErrorKind::Busy`] while this host offers a backend; errors of storing.
     pub fn refuse_wish(&self, wish: &MoveWish) -> Result<()> {
-        self.offer_move(wish.backend, wish.to, Some(wish.number)).and_then(|_| self.end_move(true))
+        self.offer_move(wish.backend, wish.to, Some(wish.number))
+            .and_then(|number| self.end_move(number, true))
     }
 
     /// What this host offers.
@@ -293,6 +302,14 @@ impl<E: Environment> Transport<E> {
         self.change_header(&tables, |header| {
             (header.answer, header.answer_backend) = (0.into(), 0.into());
         })
+    }
+
+    /// The backend of the move that this host answers now.
+    #[must_use]
+    pub fn answered_backend(&self) -> Option<BackendId> {
+        let (members, member) = self.members()?;
+        let header = members.area_header(member.id).filter(|header| header.answer.get() > ANSWER_WANTED)?;
+        header.answer_backend.get().checked_sub(1).map(BackendId)
     }
 
     /// Ends what a former process of this host has said of a move: what that held, clients of this one may have submitted again. Called
@@ -382,7 +399,10 @@ impl<E: Environment> Transport<E> {
         }
         active_row(&mut tables.backends, backend.index(), |row| row.state.get(), "backend")?;
         let is_held = self.answer_to_move(to, number) == Some(MoveAnswer::Held);
-        if members.host(to)?.is_none() || !is_held {
+        let offers = |own: &MoveOffer| {
+            (own.backend, own.number, own.state) == (backend, number, MoveState::Hold) && own.to == to
+        };
+        if members.host(to)?.is_none() || !is_held || !self.own_move().as_ref().is_some_and(offers) {
             let text = format!("host {to} does not take backend {backend} any more");
             return Err(Error::new(ErrorKind::Stopped, text));
         }
@@ -492,17 +512,19 @@ impl<E: Environment> Transport<E> {
         tables.backends[row].keep_in_both(&self.region, BACKEND_ROW, |row| row.state = STATE_FREE.into())
     }
 
-    /// Takes over a backend that was moved to this host: gives it a cache of the size that it had, or of what is free if that is less,
-    /// and none if that is too small. Its epochs begin above `after`, the last one that an
+    /// Takes over a backend that was moved to this host: gives it a cache of the size that it had; with `accepts_less` of what is free if
+    /// that is less, and none if that is too small. Its epochs begin above `after`, the last one that an
     /// earlier cache of the backend is known to have drained.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no such backend; errors of reading and storing. It can be repeated.
+    /// [`ErrorKind::NotFound`] if there is no such backend; [`ErrorKind::NoSpace`] if less is free and that is not accepted; errors of
+    /// reading and storing. It can be repeated.
     pub fn take_over_backend(
         &self,
         id: BackendId,
         after: Epoch,
         lanes_max: &dyn Fn(u32) -> u32,
+        accepts_less: bool,
     ) -> Result<BackendEntry> {
         let mut tables = self.tables.lock();
         let is_own = tables.shares.as_ref().is_some_and(|shares| shares.has_backend(id.0));
@@ -510,8 +532,15 @@ impl<E: Environment> Transport<E> {
         let row = row.filter(|row| is_own && row.state.get() == STATE_INCOMING);
         let row = row.ok_or_else(|| no_such("backend", id.index()))?;
         let (wanted, size, shared) = (row.segments.get(), row.size.get(), read_shared(row));
-        let free = self.free_for_this_host(&mut tables);
+        // Another host may have freed some just now.
+        self.take_segments(&mut tables, (wanted + SPARE_SEGMENTS) as usize)?;
+        let free = tables.free_segments().len() as u32;
         let mut segments = wanted.min(free.saturating_sub(SPARE_SEGMENTS));
+        if segments < wanted && !accepts_less {
+            self.release_unused(&mut tables);
+            let text = format!("the transport has {free} free segments for a cache of {wanted}");
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
         let plan = loop {
             if segments == 0 {
                 break None;
@@ -520,7 +549,7 @@ impl<E: Environment> Transport<E> {
             match self.plan_cache(&mut tables, bytes, size, lanes_max(segments)) {
                 Ok(plan) => break Some(plan),
                 // Others may take space at the same time; what is too small at the end is no cache.
-                Err(error) if error.kind() == ErrorKind::NoSpace => segments /= 2,
+                Err(error) if error.kind() == ErrorKind::NoSpace && accepts_less => segments /= 2,
                 Err(error) if error.kind() == ErrorKind::InvalidArgument => break None,
                 Err(error) => return Err(error),
             }

@@ -16,15 +16,19 @@ use crate::manager::tasks::{Stage, poll_until};
 use crate::manager::transport::{running, running_mut};
 use crate::manager::{Manager, stopping};
 use cbd_backing::{Identity, identity_of};
-use cbd_engine::{MoveAnswer, MoveOffer, MoveRefusal, MoveState};
+use cbd_engine::{BackendEntry, MoveAnswer, MoveOffer, MoveRefusal, MoveState};
 use cbd_runtime::disk::lanes_max;
-use cbd_types::{BackendId, Error, ErrorKind, Result};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// Looks one after the other without the offer after which it has ended.
+const MISSES: u32 = 3;
+/// How long a backend that was moved here waits for the space that it had.
+const SPACE_LIMIT: Duration = Duration::from_secs(2);
 /// How long this host looks at a move at a time, to see whether the daemon stops.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -48,8 +52,9 @@ impl Manager {
                 drop(working);
             });
         }
-        let is_answered =
-            |id: BackendId| offers.iter().any(|offer| offer.backend == id && offer.to == handle.host);
+        let answered = handle.transport.answered_backend();
+        let is_offered = |id| offers.iter().any(|offer| offer.backend == id && offer.to == handle.host);
+        let is_answered = |id: BackendId| answered == Some(id) || is_offered(id);
         for (id, _) in handle.transport.incoming_backends(&is_answered).unwrap_or_default() {
             // After a restart, or where it has failed before.
             let Some(working) = self.begin_moving(handle.id, id) else { continue };
@@ -64,7 +69,7 @@ impl Manager {
     }
 
     /// The block devices of this host on a backend of another one.
-    fn remotes_on(&self, transport: u32, backend: BackendId) -> Vec<cbd_types::BlkdevId> {
+    fn remotes_on(&self, transport: u32, backend: BackendId) -> Vec<BlkdevId> {
         let tables = self.tables.lock();
         let Ok(running) = running(&tables, transport) else { return Vec::new() };
         let on_it = running.remotes.iter().filter(|(_, slot)| slot.blkdev.entry.backend == backend);
@@ -83,7 +88,7 @@ impl Manager {
             );
             drop(handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why)));
         }
-        let is_held = Cell::new(false);
+        let (is_held, missed) = (Cell::new(false), Cell::new(0_u32));
         let is_over = || {
             let now = handle.transport.move_of(offer.from).filter(|now| now.number == offer.number);
             let now = now.filter(|now| now.state != MoveState::Refused);
@@ -91,35 +96,35 @@ impl Manager {
                 is_held.set(true);
                 self.hold_for(handle, offer);
             }
-            now.is_none() || !matches!(handle.transport.has_owner(offer.backend, offer.from), Ok(true))
+            // A header that is being stored may not be readable at a time.
+            missed.set(if now.is_none() { missed.get() + 1 } else { 0 });
+            missed.get() >= MISSES
+                || !matches!(handle.transport.has_owner(offer.backend, offer.from), Ok(true))
         };
         while !poll_until(Instant::now() + LOOK, is_over) {
             if self.stopping.load(Ordering::SeqCst) || handle.is_lost() {
                 return;
             }
         }
-        // Looked at last: an offer ends after the backend was handed over.
+        // Before requests continue: the other host hands nothing over from then on. Looked at last: an offer ends after the backend
+        // was handed over.
+        let ended = handle.transport.end_answer(offer.number);
+        if let Err(error) = &ended {
+            tracing::error!(transport = handle.id, backend = offer.backend.0, "{error}");
+        }
         match handle.transport.has_owner(offer.backend, offer.from) {
-            Ok(true) => self.resume_remotes(handle, offer.backend),
+            Ok(true) if ended.is_ok() => self.resume_remotes(handle, offer.backend),
+            Ok(true) => {}
             Ok(false) if is_target => self.take_over(handle, offer.backend),
             Ok(false) => self.follow_backend(handle, offer.backend),
             // The region fails: requests wait.
             Err(error) => tracing::error!(transport = handle.id, backend = offer.backend.0, "{error}"),
         }
-        if let Err(error) = handle.transport.end_answer(offer.number) {
-            tracing::error!(transport = handle.id, backend = offer.backend.0, "{error}");
-        }
     }
 
     /// Holds the requests of this host on the backend, and says so.
     fn hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) {
-        let switches: Vec<_> = {
-            let tables = self.tables.lock();
-            let Ok(running) = running(&tables, handle.id) else { return };
-            let on_it = running.remotes.values().filter(|slot| slot.blkdev.entry.backend == offer.backend);
-            on_it.filter_map(|slot| slot.blkdev.switch.clone()).collect()
-        };
-        let held = switches.iter().try_for_each(|switch| switch.hold(HOLD_LIMIT));
+        let held = self.try_hold_for(handle, offer);
         let held =
             held.and_then(|()| handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Held));
         if let Err(error) = held {
@@ -129,6 +134,69 @@ impl Manager {
                 "requests cannot be held for its move: {error}"
             );
         }
+    }
+
+    fn try_hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) -> Result<()> {
+        if offer.to == handle.host
+            && let Err((why, error)) = find_disk(handle, offer)
+        {
+            // It was there when this host accepted.
+            handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why))?;
+            return Err(error);
+        }
+        // A device that is being opened may have clients in a moment; none is opened from now on.
+        let end = Instant::now() + HOLD_LIMIT;
+        let is_opening = || {
+            let tables = self.tables.lock();
+            let Ok(running) = running(&tables, handle.id) else { return false };
+            let mut on_it =
+                running.remotes.values().filter(|slot| slot.blkdev.entry.backend == offer.backend);
+            on_it.any(|slot| slot.is_taken())
+        };
+        if !poll_until(end, || !is_opening()) {
+            return Err(Error::new(ErrorKind::TimedOut, "a block device on it is being opened or closed"));
+        }
+        let switches: Vec<_> = {
+            let tables = self.tables.lock();
+            let running = running(&tables, handle.id)?;
+            let on_it = running.remotes.values().filter(|slot| slot.blkdev.entry.backend == offer.backend);
+            on_it.filter_map(|slot| slot.blkdev.switch.clone()).collect()
+        };
+        switches.iter().try_for_each(|switch| switch.hold(HOLD_LIMIT))
+    }
+
+    /// Continues requests that are still held although no move is in progress: the end of one could not be followed at once.
+    pub(super) fn settle_held(self: &Arc<Self>, handle: &TransportHandle) {
+        let held: Vec<(BackendId, HostId)> = {
+            let Some(tables) = self.tables_to_retry() else { return };
+            let Ok(running) = running(&tables, handle.id) else { return };
+            let remotes = running.remotes.values().filter(|slot| slot.has_held_session());
+            remotes.map(|slot| (slot.blkdev.entry.backend, slot.owner())).collect()
+        };
+        for (backend, owner) in held {
+            let Some(working) = self.begin_moving(handle.id, backend) else { continue };
+            let handle = handle.clone();
+            self.spawn_retry(move |manager| {
+                let _working = working;
+                let Ok(_work) = manager.begin_work() else { return };
+                match handle.transport.has_owner(backend, owner) {
+                    Ok(true) => manager.resume_remotes(&handle, backend),
+                    Ok(false) if matches!(handle.transport.has_backend(backend), Ok(false)) => {
+                        manager.follow_backend(&handle, backend);
+                    }
+                    // A pass takes it over; the region fails.
+                    Ok(false) | Err(_) => {}
+                }
+            });
+        }
+    }
+
+    /// Whether requests of one of these block devices wait for their host.
+    pub(super) fn is_one_waiting(&self, transport: u32, blkdevs: &[BlkdevId]) -> bool {
+        let tables = self.tables.lock();
+        let Ok(running) = running(&tables, transport) else { return false };
+        let mut slots = blkdevs.iter().filter_map(|id| running.remotes.get(id));
+        slots.any(|slot| slot.is_waiting())
     }
 
     /// Continues where the requests were.
@@ -184,10 +252,29 @@ impl Manager {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
         let lanes = |segments| lanes_max(u64::from(segments), processors);
         let after = self.last_drained(handle, &uuid);
-        let taken_over = handle.transport.take_over_backend(id, after, &lanes);
-        let settled = taken_over.and_then(|entry| handle.transport.settle_blkdevs(Some(id)).map(|_| entry));
+        let end = Instant::now() + SPACE_LIMIT;
+        let taken_over = loop {
+            let accepts_less = Instant::now() >= end;
+            let taken_over = handle.transport.take_over_backend(id, after, &lanes, accepts_less);
+            match &taken_over {
+                Err(error) if error.kind() == ErrorKind::NoSpace && !accepts_less => {}
+                _ => break taken_over.map(|entry| (entry, accepts_less)),
+            }
+            self.slot_returned.wait_for(&mut self.tables.lock(), Duration::from_millis(20));
+        };
+        let settled = taken_over.and_then(|taken| handle.transport.settle_blkdevs(Some(id)).map(|_| taken));
         let entry = match settled {
-            Ok(entry) => entry,
+            Ok((entry, false)) => entry,
+            Ok((entry, true)) => {
+                let (transport, backend) = (handle.id, id.0);
+                let segments = entry.cache_segments;
+                tracing::warn!(
+                    transport,
+                    backend,
+                    "there is less space than its cache had: it has {segments} segments now"
+                );
+                entry
+            }
             Err(error) => {
                 blkdevs.into_iter().for_each(|taken| self.put_remote_back(taken));
                 return Err(error);
@@ -293,19 +380,30 @@ impl Manager {
 
 /// Accepts a backend whose disk this host reaches.
 fn accept(handle: &TransportHandle, offer: &MoveOffer) -> std::result::Result<(), (MoveRefusal, Error)> {
+    let entry = find_disk(handle, offer)?;
+    let accepted = handle.transport.accept_move(offer, &entry.path, &entry.identity);
+    accepted.map_err(|error| (MoveRefusal::Other, error))
+}
+
+/// Refuses a backend whose disk this host does not reach.
+fn find_disk(
+    handle: &TransportHandle,
+    offer: &MoveOffer,
+) -> std::result::Result<BackendEntry, (MoveRefusal, Error)> {
     let other = |error: Error| (MoveRefusal::Other, error);
     let entry = handle.transport.offered_backend(offer).map_err(other)?;
     let recorded = Identity::parse(&entry.identity).map_err(other)?;
     let identity = identity_of(Path::new(&entry.path)).map_err(|error| (MoveRefusal::NoDisk, error))?;
     let differs = |why: String| {
-        (MoveRefusal::OtherDisk, Error::new(ErrorKind::Exchanged, format!("{}: {why}", entry.path)))
+        let error = Error::new(ErrorKind::Exchanged, format!("{}: {why}", entry.path));
+        (MoveRefusal::OtherDisk, error)
     };
     recorded.same_disk(&identity).map_err(differs)?;
     if identity.is_weak() && !handle.is_on_this_machine(offer.from) {
         let text = format!("{} has nothing by which two machines know it as the same disk", entry.path);
         return Err((MoveRefusal::NoIdentity, Error::new(ErrorKind::Unsupported, text)));
     }
-    handle.transport.accept_move(offer, &entry.path, &entry.identity).map_err(other)
+    Ok(entry)
 }
 
 impl TransportHandle {

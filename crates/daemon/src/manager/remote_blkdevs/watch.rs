@@ -16,7 +16,7 @@ use cbd_types::{BlkdevId, Error, ErrorKind, Result};
 use std::sync::Arc;
 
 /// Looks without the backend after which it counts as removed: one may fall between two stores of its host.
-const GONE_LOOKS: u32 = 3;
+pub(super) const GONE_LOOKS: u32 = 3;
 
 impl Manager {
     /// Looks whether the hosts that have the backends still serve the open devices. If a command holds the tables, the next pass does it.
