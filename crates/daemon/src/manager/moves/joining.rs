@@ -246,35 +246,8 @@ impl Manager {
             taken.slot.close_channel();
             blkdevs.push(taken);
         }
-        // The former host frees its segments right after it has handed the backend over.
-        let is_free = || handle.transport.is_released_by_others(id);
-        poll_until(Instant::now() + LOOK, is_free);
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        let lanes = |segments| lanes_max(u64::from(segments), processors);
-        let after = self.last_drained(handle, &uuid);
-        let end = Instant::now() + SPACE_LIMIT;
-        let taken_over = loop {
-            let accepts_less = Instant::now() >= end;
-            let taken_over = handle.transport.take_over_backend(id, after, &lanes, accepts_less);
-            match &taken_over {
-                Err(error) if error.kind() == ErrorKind::NoSpace && !accepts_less => {}
-                _ => break taken_over.map(|entry| (entry, accepts_less)),
-            }
-            self.slot_returned.wait_for(&mut self.tables.lock(), Duration::from_millis(20));
-        };
-        let settled = taken_over.and_then(|taken| handle.transport.settle_blkdevs(Some(id)).map(|_| taken));
-        let entry = match settled {
-            Ok((entry, false)) => entry,
-            Ok((entry, true)) => {
-                let (transport, backend) = (handle.id, id.0);
-                let segments = entry.cache_segments;
-                tracing::warn!(
-                    transport,
-                    backend,
-                    "there is less space than its cache had: it has {segments} segments now"
-                );
-                entry
-            }
+        let entry = match self.take_over_row(handle, id, &uuid) {
+            Ok(entry) => entry,
             Err(error) => {
                 blkdevs.into_iter().for_each(|taken| self.put_remote_back(taken));
                 return Err(error);
@@ -326,6 +299,37 @@ impl Manager {
         // The other hosts' requests wait for it.
         self.serve_backend(handle.id, id);
         Ok(())
+    }
+
+    /// Makes the row of a backend that was moved to this host an active one, with a cache, and this host's block devices on it local.
+    fn take_over_row(
+        &self,
+        handle: &TransportHandle,
+        id: BackendId,
+        uuid: &[u8; 16],
+    ) -> Result<BackendEntry> {
+        // The former host frees its segments right after it has handed the backend over.
+        let is_free = || handle.transport.is_released_by_others(id);
+        poll_until(Instant::now() + LOOK, is_free);
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        let lanes = |segments| lanes_max(u64::from(segments), processors);
+        let after = self.last_drained(handle, uuid);
+        let end = Instant::now() + SPACE_LIMIT;
+        let (entry, is_less) = loop {
+            let accepts_less = Instant::now() >= end;
+            match handle.transport.take_over_backend(id, after, &lanes, accepts_less) {
+                Err(error) if error.kind() == ErrorKind::NoSpace && !accepts_less => {}
+                taken_over => break (taken_over?, accepts_less),
+            }
+            self.slot_returned.wait_for(&mut self.tables.lock(), Duration::from_millis(20));
+        };
+        if is_less {
+            let (transport, segments) = (handle.id, entry.cache_segments);
+            let text = format!("there is less space than its cache had: it has {segments} segments now");
+            tracing::warn!(transport, backend = id.0, "{text}");
+        }
+        handle.transport.settle_blkdevs(Some(id))?;
+        Ok(entry)
     }
 
     /// Asks the host that has a backend for it, and waits until it is here.
