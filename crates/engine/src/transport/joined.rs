@@ -237,8 +237,8 @@ impl<E: Environment> Transport<E> {
             if is_own || !is_usable {
                 continue;
             }
-            if kind == RowKind::Backend && joined.members.owner(kind.object(row))?.is_none() {
-                self.free_incoming(tables, row as usize)?;
+            if kind == RowKind::Backend && !self.free_incoming(tables, row as usize)? {
+                continue;
             }
             if !joined.members.acquire(&joined.member, kind.object(row))? {
                 continue;

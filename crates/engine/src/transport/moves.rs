@@ -12,6 +12,7 @@
 //!
 //! Elsewhere: requests and disks (`cbd-daemon`, `moves`), decisions (`members`), areas of channels (`channels`).
 
+mod answers;
 mod settle;
 
 use super::{
@@ -25,11 +26,10 @@ use super::{
 };
 use crate::{Environment, Member, Members, slots::TwoSlots};
 use alloc::{format, sync::Arc, vec::Vec};
+pub use answers::{MoveAnswer, MoveRefusal};
 use cbd_format::{
     AreaHeader, BackendEntry as BackendRow, Object,
-    shared::{
-        ANSWER_ACCEPTED, ANSWER_HELD, ANSWER_REFUSED, ANSWER_WANTED, MOVE_HOLD, MOVE_OFFERED, MOVE_REFUSED,
-    },
+    shared::{ANSWER_WANTED, MOVE_HOLD, MOVE_OFFERED, MOVE_REFUSED},
     tables::{STATE_ACTIVE, STATE_FREE, STATE_INCOMING},
 };
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, HostId, MutationPoint, Result};
@@ -61,62 +61,6 @@ pub enum MoveState {
     Hold,
     /// It was refused, or has failed.
     Refused,
-}
-
-/// What a host says of a move.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MoveAnswer {
-    /// It wants to have the backend.
-    Wanted,
-    /// It can have the backend, and has a row for it.
-    Accepted,
-    /// It has no requests in flight on it, and submits none.
-    Held,
-    /// It cannot have it.
-    Refused(MoveRefusal),
-}
-
-/// Why a host cannot have a backend.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MoveRefusal {
-    /// It does not reach the disk.
-    NoDisk,
-    /// The disk that it has at the path is another one.
-    OtherDisk,
-    /// The disk has nothing by which two hosts know it as the same.
-    NoIdentity,
-    /// A reason that only that host knows.
-    Other,
-}
-
-impl MoveRefusal {
-    const ALL: [Self; 4] = [Self::NoDisk, Self::OtherDisk, Self::NoIdentity, Self::Other];
-}
-
-impl MoveAnswer {
-    fn code(self) -> u32 {
-        match self {
-            Self::Wanted => ANSWER_WANTED,
-            Self::Accepted => ANSWER_ACCEPTED,
-            Self::Held => ANSWER_HELD,
-            Self::Refused(why) => {
-                let place = MoveRefusal::ALL.iter().position(|known| *known == why);
-                ANSWER_REFUSED + place.unwrap_or_default() as u32
-            }
-        }
-    }
-
-    fn of(code: u32) -> Option<Self> {
-        match code {
-            ANSWER_WANTED => Some(Self::Wanted),
-            ANSWER_ACCEPTED => Some(Self::Accepted),
-            ANSWER_HELD => Some(Self::Held),
-            _ => {
-                let why = code.checked_sub(ANSWER_REFUSED)? as usize;
-                Some(Self::Refused(MoveRefusal::ALL.get(why).copied().unwrap_or(MoveRefusal::Other)))
-            }
-        }
-    }
 }
 
 /// A host that asks for a backend of this one.
@@ -364,6 +308,14 @@ impl<E: Environment> Transport<E> {
                 format!("row {row} of the backends of this host is damaged: repair the region first"),
             ));
         }
+        let is_it = |now: &MoveOffer| {
+            (now.number, now.backend, now.to) == (offer.number, offer.backend, offer.to)
+                && now.state != MoveState::Refused
+        };
+        if !self.move_of(offer.from).as_ref().is_some_and(is_it) {
+            let text = format!("backend {} is not offered any more", offer.backend);
+            return Err(Error::new(ErrorKind::NotFound, text));
+        }
         let content = self.with_offered(offer, |row| alloc::boxed::Box::new(*row))?;
         let ownership = tables.backends[row].content().map_or(0, |old| old.ownership.get());
         let ownership = ownership.max(content.ownership.get()) + 1;
@@ -503,13 +455,27 @@ impl<E: Environment> Transport<E> {
         Ok(found)
     }
 
-    /// Frees the row of a move that did not end, so that it does not count when this host gets its number for another backend.
-    pub(super) fn free_incoming(&self, tables: &mut Tables<E>, row: usize) -> Result<()> {
-        let is_incoming = tables.backends[row].content().is_some_and(|row| row.state.get() == STATE_INCOMING);
-        if !is_incoming {
-            return Ok(());
+    /// Frees the row of a move that did not end, so that it does not count when this host gets its number for another backend. `false` for a
+    /// row of a move that may still end here.
+    pub(super) fn free_incoming(&self, tables: &mut Tables<E>, row: usize) -> Result<bool> {
+        let content = tables.backends[row].content();
+        if content.is_none_or(|content| content.state.get() != STATE_INCOMING) {
+            return Ok(true);
         }
-        tables.backends[row].keep_in_both(&self.region, BACKEND_ROW, |row| row.state = STATE_FREE.into())
+        let (members, member) = self.joined_members()?;
+        let backend = BackendId(row as u32);
+        // In this order: a backend is moved here only while it is offered.
+        let is_it = |offer: &MoveOffer| {
+            (offer.backend, offer.to) == (backend, member.id) && offer.state != MoveState::Refused
+        };
+        if self.moves_of_others()?.iter().any(is_it)
+            || members.owner(Object::Backend(backend.0))? == Some(member.id)
+        {
+            return Ok(false);
+        }
+        let free = |row: &mut BackendRow| row.state = STATE_FREE.into();
+        tables.backends[row].keep_in_both(&self.region, BACKEND_ROW, free)?;
+        Ok(true)
     }
 
     /// Takes over a backend that was moved to this host: gives it a cache of the size that it had; with `accepts_less` of what is free if
@@ -567,6 +533,8 @@ impl<E: Environment> Transport<E> {
             write_cache(row, plan.as_ref().map(|plan| Named { plan, cache_id, used, shared }).as_ref());
         })?;
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
+        // Groups that were taken for a larger cache.
+        self.release_unused(&mut tables);
         let row = tables.backends[id.index()].content();
         row.map_or_else(|| Err(no_such("backend", id.index())), |row| backend_entry(id.0, row))
     }

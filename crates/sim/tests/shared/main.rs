@@ -1,6 +1,7 @@
 //! The tables of hosts that share a region.
 
 mod channels;
+mod moves;
 mod regions;
 
 use cbd_engine::{BackendSpec, Beat, FormatOptions, Host, Settings, Transport};
