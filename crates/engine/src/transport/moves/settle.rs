@@ -18,7 +18,7 @@ impl<E: Environment> Transport<E> {
     /// With `only`, those on one backend. Returns whether a row has changed.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] without a segment for an area; errors of reading and storing. It can be repeated.
+    /// [`ErrorKind::NoSpace`](cbd_types::ErrorKind::NoSpace) without a segment for an area; errors of reading and storing. It can be repeated.
     pub fn settle_blkdevs(&self, only: Option<BackendId>) -> Result<bool> {
         let (members, member) = self.joined_members()?;
         let mut tables = self.tables.lock();
