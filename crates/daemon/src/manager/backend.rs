@@ -162,6 +162,10 @@ impl BackendSlot {
     }
 
     fn run(&self, fixed: &Fixed, running: &TransportHandle, accepts: Accepts) -> Result<Started> {
+        if running.living.is_some() && !running.transport.has_backend(self.entry.id)? {
+            let text = format!("backend {} is another host's: it was moved there", self.entry.id);
+            return Err(Error::new(ErrorKind::Stopped, text));
+        }
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
         // For a region with pages of mixed age after a crash of the machine, the engine's error names the user's

@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// Timeout for the threads of an export that was closed to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Requests that are held for longer than this are shown.
+const SHOWN_HOLD: Duration = Duration::from_secs(3);
+
 /// A block device of this host; its export may have failed to open.
 #[derive(Debug)]
 pub(super) struct BlkdevSlot {
@@ -77,7 +80,7 @@ impl BlkdevSlot {
             alive: self.export.is_some() && failure.is_none(),
             export: self.entry.export.clone(),
             method: self.export.as_ref().map(|export| export.method()),
-            error: self.error.clone().or(failure),
+            error: self.error.clone().or(failure).or_else(|| self.held()),
             note: self.note(),
             operations: BTreeMap::new(),
         }
@@ -129,6 +132,15 @@ impl BlkdevSlot {
             Some(user) => Err(Error::new(ErrorKind::Busy, format!("{user}; end that first, or use --force"))),
             None => Ok(()),
         }
+    }
+
+    /// For how long its requests have been held for a move, if that is shown.
+    fn held(&self) -> Option<String> {
+        let held = self.switch.as_ref()?.held_for().filter(|held| *held > SHOWN_HOLD)?;
+        Some(format!(
+            "requests have been held for {} s while its backend moves to another host",
+            held.as_secs()
+        ))
     }
 
     /// Holds its requests, and waits until none is in flight.

@@ -57,6 +57,13 @@ struct Move<'a> {
     timeout: Duration,
 }
 
+/// A backend that is the other host's.
+struct Moved {
+    done: Done,
+    /// Why its clients still wait.
+    not_served: Option<String>,
+}
+
 fn silent(host: &str) -> Error {
     let text = format!(
         "host {host} gives no sign of life (host-list): start its daemon again, or clear it with host-clear; nothing was moved"
@@ -142,7 +149,12 @@ impl Manager {
             }
             moved
         });
-        let Err(error) = result else { return result };
+        let error = match result {
+            Ok(Moved { done, not_served: None }) => return Ok(done),
+            // The backend is the other host's; nothing continues here.
+            Ok(Moved { not_served: Some(text), .. }) => return Err(Error::new(ErrorKind::TimedOut, text)),
+            Err(error) => error,
+        };
         self.end_failed_move(&handle, id);
         let event = EventName::BackendMoveFailed.name();
         tracing::warn!(
@@ -282,7 +294,7 @@ impl Drop for Moving {
 }
 
 impl Move<'_> {
-    fn run(&self, run: Arc<RunningBackend>, report: Report<'_>) -> Result<Done> {
+    fn run(&self, run: Arc<RunningBackend>, report: Report<'_>) -> Result<Moved> {
         let (manager, id) = (self.manager, self.id);
         let mut done = Done { warnings: check_file(id, &run)?.into_iter().collect(), ..Done::default() };
         self.wait_for_acceptance()?;
@@ -331,13 +343,12 @@ impl Move<'_> {
                 host,
                 "moved to host {host}: {path}; it does not serve it yet"
             );
-            done.warnings.push(text);
-            return Ok(done);
+            return Ok(Moved { done, not_served: Some(text) });
         }
         let pause_ms = u64::try_from(paused.elapsed().as_millis()).unwrap_or(u64::MAX);
         let text = format!("moved to host {host}: {path}; requests waited for {pause_ms} ms");
         tracing::info!(transport, backend, event, host, pause_ms, "{text}");
-        Ok(done)
+        Ok(Moved { done, not_served: None })
     }
 
     fn refuse_stopping(&self) -> Result<()> {
@@ -505,14 +516,14 @@ impl Move<'_> {
         {
             let mut tables = manager.tables.lock();
             let running = running_mut(&mut tables, handle.id);
-            for (id, blkdev) in blkdevs {
+            for (id, mut blkdev) in blkdevs {
                 match (rows.iter().find(|row| row.entry.id == id), &running) {
                     (Some(row), Ok(_)) => left.push((id, RemoteSlot::moved(row.clone(), blkdev))),
-                    _ => tracing::error!(
-                        transport = handle.id,
-                        blkdev = id.0,
-                        "its requests wait for the next start of the daemon"
-                    ),
+                    _ => {
+                        let text = "its requests wait for the next start of the daemon";
+                        tracing::error!(transport = handle.id, blkdev = id.0, "{text}");
+                        blkdev.end();
+                    }
                 }
             }
             if let Ok(running) = running {
@@ -548,20 +559,30 @@ impl TransportHandle {
         }
     }
 
-    /// Refuses a new block device on a backend that is being moved: neither host serves it before that has ended.
+    /// Refuses a new block device on a backend that another host moves: neither host serves it before that has ended.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`]; errors of reading.
     pub(super) fn refuse_moving(&self, id: BackendId) -> Result<()> {
+        self.refuse_in(id, &[MoveState::Offered, MoveState::Hold])
+    }
+
+    /// Refuses to open a channel to a host that waits until no request is in flight.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]; errors of reading.
+    pub(super) fn refuse_held(&self, id: BackendId) -> Result<()> {
+        self.refuse_in(id, &[MoveState::Hold])
+    }
+
+    fn refuse_in(&self, id: BackendId, states: &[MoveState]) -> Result<()> {
         let moves = self.transport.moves_of_others()?;
         let is_here = |offer: &MoveOffer| matches!(self.transport.has_owner(id, offer.from), Ok(true));
         let is_it =
-            |offer: &&MoveOffer| offer.backend == id && offer.state != MoveState::Refused && is_here(offer);
+            |offer: &&MoveOffer| offer.backend == id && states.contains(&offer.state) && is_here(offer);
         let Some(offer) = moves.iter().find(is_it) else { return Ok(()) };
-        let text = format!(
-            "backend {id} is being moved to host {}; try it again after that",
-            self.host_name(offer.to)
-        );
+        let to = self.host_name(offer.to);
+        let text = format!("backend {id} is being moved to host {to}; try it again after that");
         Err(Error::new(ErrorKind::Busy, text))
     }
 

@@ -134,7 +134,7 @@ impl RemoteSlot {
             former.close();
         }
         // Neither host would serve a new session.
-        handle.refuse_moving(self.row.entry.backend)?;
+        handle.refuse_held(self.row.entry.backend)?;
         let backend = handle.backend_below(&self.row)?;
         let device = Arc::new(connect(fixed, handle, &self.row)?);
         let exported: Arc<dyn BlockDevice> = Arc::clone(&device) as _;

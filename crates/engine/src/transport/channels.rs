@@ -108,18 +108,8 @@ impl<E: Environment> Transport<E> {
             self.free_row(&mut tables, RowKind::Blkdev, |tables| &tables.blkdevs, |row| row.state.get())?;
         let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
         // 1. The area, blank. 2. Its entry. It remains free until the row names it.
-        let segment = self.take_area(
-            &mut tables,
-            SegmentEntry {
-                backend: NO_BACKEND.into(),
-                used_by: USED_BY_CLIENT.into(),
-                cache_id: 0.into(),
-                blkdev: (row as u32).into(),
-                blkdev_host: member.id.0.into(),
-                blkdev_ownership: ownership.into(),
-                backend_uuid: below.uuid,
-            },
-        )?;
+        let segment =
+            self.take_area(&mut tables, client_area(row as u32, member.id, ownership, below.uuid))?;
         // 3. The row: from now on the blkdev exists.
         tables.blkdevs[row].keep_in_both(&self.region, ROW, |row| {
             row.clear();
@@ -433,6 +423,19 @@ pub(super) fn of_one_host() -> Error {
         ErrorKind::InvalidArgument,
         "the region is not shared by several hosts (tp-reg --format --shared)",
     )
+}
+
+/// The entry of the client's area of the channel of a blkdev.
+pub(super) fn client_area(blkdev: u32, host: HostId, ownership: u64, backend_uuid: [u8; 16]) -> SegmentEntry {
+    SegmentEntry {
+        backend: NO_BACKEND.into(),
+        used_by: USED_BY_CLIENT.into(),
+        cache_id: 0.into(),
+        blkdev: blkdev.into(),
+        blkdev_host: host.0.into(),
+        blkdev_ownership: ownership.into(),
+        backend_uuid,
+    }
 }
 
 fn busy_served(backend: BackendId, entry: &SegmentEntry) -> Error {

@@ -10,7 +10,8 @@
 //!   that the row's host answers, and freed before the host takes the row for anything else;
 //! - the disk is drained and closed before the decision: the new host needs nothing of the former cache.
 //!
-//! Elsewhere: requests and disks (`cbd-daemon`, `moves`), decisions (`members`), areas of channels (`channels`).
+//! Elsewhere: requests and disks (`cbd-daemon`, `moves`), decisions (`members`), areas of channels (`channels`); backends that a rescue
+//! has moved to another disk (`moved`).
 
 mod answers;
 mod settle;
@@ -237,10 +238,14 @@ impl<E: Environment> Transport<E> {
     /// # Errors
     /// Errors of storing.
     pub fn end_answer(&self, number: u64) -> Result<()> {
+        self.end_answer_if(|own| own.answer_number.get() == number)
+    }
+
+    fn end_answer_if(&self, is_it: impl FnOnce(&AreaHeader) -> bool) -> Result<()> {
         let (members, member) = self.joined_members()?;
         let tables = self.tables.lock();
         let own = members.area_header(member.id);
-        if own.is_none_or(|own| own.answer_number.get() != number || own.answer.get() == 0) {
+        if !own.is_some_and(|own| own.answer.get() != 0 && is_it(&own)) {
             return Ok(());
         }
         self.change_header(&tables, |header| {
@@ -262,14 +267,7 @@ impl<E: Environment> Transport<E> {
     /// # Errors
     /// Errors of storing.
     pub fn end_former_answer(&self) -> Result<()> {
-        let (members, member) = self.joined_members()?;
-        let tables = self.tables.lock();
-        if members.area_header(member.id).is_none_or(|own| own.answer.get() == 0) {
-            return Ok(());
-        }
-        self.change_header(&tables, |header| {
-            (header.answer, header.answer_backend) = (0.into(), 0.into());
-        })
+        self.end_answer_if(|_| true)
     }
 
     /// The backend that is offered to this host, as the host that has it has stored it.
@@ -335,9 +333,9 @@ impl<E: Environment> Transport<E> {
         self.answer_move(offer.backend, offer.number, MoveAnswer::Accepted)
     }
 
-    /// Makes a backend of this host that of another one, which has accepted it and holds its requests. The backend is drained, its cache is not open, and its
-    /// disk is closed. From then on it is the other host's, also if this returns an error of the steps that follow; those are
-    /// repeated when the region is opened.
+    /// Makes a backend of this host that of another one, which has accepted it and holds its requests. The backend is drained, its cache is
+    /// not open, and its disk is closed. From then on it is the other host's, also if this returns an error of the steps that follow; those
+    /// are repeated when the region is opened.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while its cache is open; [`ErrorKind::Stopped`] if this process is its host no more, or the other host has
@@ -371,8 +369,8 @@ impl<E: Environment> Transport<E> {
     /// # Errors
     /// Errors of reading.
     pub fn has_backend(&self, backend: BackendId) -> Result<bool> {
-        let (members, member) = self.joined_members()?;
-        Ok(members.owner(Object::Backend(backend.0))? == Some(member.id))
+        let (_, member) = self.joined_members()?;
+        self.has_owner(backend, member.id)
     }
 
     /// Whether a host has the row of a backend.
@@ -479,8 +477,8 @@ impl<E: Environment> Transport<E> {
     }
 
     /// Takes over a backend that was moved to this host: gives it a cache of the size that it had; with `accepts_less` of what is free if
-    /// that is less, and none if that is too small. Its epochs begin above `after`, the last one that an
-    /// earlier cache of the backend is known to have drained.
+    /// that is less, and none if that is too small. Its epochs begin above `after`, the last one that an earlier cache of the backend is
+    /// known to have drained.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if there is no such backend; [`ErrorKind::NoSpace`] if less is free and that is not accepted; errors of

@@ -242,6 +242,7 @@ impl Manager {
         };
         let mut blkdevs = Vec::new();
         for remote in self.remotes_on(handle.id, id) {
+            // A host has one block device on a backend, so none was taken before.
             let mut taken = self.take_remote(handle.id, remote)?;
             taken.slot.close_channel();
             blkdevs.push(taken);
@@ -350,9 +351,13 @@ impl Manager {
                 let tables = self.tables()?;
                 running(&tables, handle.id)?.backends.get(&id).map(|slot| slot.error.clone())
             };
-            if let Some(error) = here {
-                let warnings = error.map(|error| format!("backend {id} is here, and is not up: {error}"));
-                return Ok(Done { warnings: warnings.into_iter().collect(), ..Done::default() });
+            match here {
+                Some(None) => break Ok(Done::default()),
+                Some(Some(error)) => {
+                    let text = format!("backend {id} is on this host now, and is not up: {error}");
+                    break Err(Error::new(ErrorKind::Stopped, text));
+                }
+                None => {}
             }
             let now = handle.transport.move_of(from).filter(|now| now.number == number);
             match now.map(|now| now.state) {

@@ -5,10 +5,10 @@
 //! Elsewhere: the move (the parent module), the areas (`channels`).
 
 use crate::Environment;
-use crate::transport::{Tables, Transport, blkdevs::ROW};
+use crate::transport::{Tables, Transport, blkdevs::ROW, channels::client_area};
 use cbd_format::{
-    BackendEntry as BackendRow, Object, SegmentEntry,
-    tables::{NO_BACKEND, STATE_ACTIVE, STATE_FREE, USED_BY_CLIENT},
+    BackendEntry as BackendRow, Object,
+    tables::{STATE_ACTIVE, STATE_FREE},
 };
 use cbd_types::{BackendId, HostId, MutationPoint, Result};
 
@@ -39,18 +39,8 @@ impl<E: Environment> Transport<E> {
             let area = if is_own {
                 None
             } else {
-                let segment = self.take_area(
-                    &mut tables,
-                    SegmentEntry {
-                        backend: NO_BACKEND.into(),
-                        used_by: USED_BY_CLIENT.into(),
-                        cache_id: 0.into(),
-                        blkdev: (row as u32).into(),
-                        blkdev_host: member.id.0.into(),
-                        blkdev_ownership: ownership.into(),
-                        backend_uuid: uuid,
-                    },
-                )?;
+                let entry = client_area(row as u32, member.id, ownership, uuid);
+                let segment = self.take_area(&mut tables, entry)?;
                 Some(segment)
             };
             tables.blkdevs[row].keep_in_both(&self.region, ROW, |row| {
