@@ -1,5 +1,7 @@
 //! Block devices: their rows in the region and their exports in this process.
 
+mod held;
+
 use super::backend::BackendSlot;
 use super::probe::answers;
 use super::retry::Retry;
@@ -21,9 +23,6 @@ use std::time::{Duration, Instant};
 
 /// Timeout for the threads of an export that was closed to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Requests that are held for longer than this are shown.
-const SHOWN_HOLD: Duration = Duration::from_secs(3);
 
 /// A block device of this host; its export may have failed to open.
 #[derive(Debug)]
@@ -131,37 +130,6 @@ impl BlkdevSlot {
         match self.left_behind().map(LeftDevice::user).transpose()?.flatten() {
             Some(user) => Err(Error::new(ErrorKind::Busy, format!("{user}; end that first, or use --force"))),
             None => Ok(()),
-        }
-    }
-
-    /// For how long its requests have been held for a move, if that is shown.
-    fn held(&self) -> Option<String> {
-        let held = self.switch.as_ref()?.held_for().filter(|held| *held > SHOWN_HOLD)?;
-        Some(format!(
-            "requests have been held for {} s while its backend moves to another host",
-            held.as_secs()
-        ))
-    }
-
-    /// Holds its requests, and waits until none is in flight.
-    ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] if some do not complete in time.
-    pub fn hold(&self, limit: Duration) -> Result<()> {
-        self.switch.as_ref().map_or(Ok(()), |switch| switch.hold(limit))
-    }
-
-    /// Closes the device below it; its requests are held.
-    pub fn release(&self) {
-        if let Some(switch) = &self.switch {
-            switch.release();
-        }
-    }
-
-    /// Continues with the device that it has.
-    pub fn resume_former(&self) {
-        if let Some(switch) = &self.switch {
-            switch.resume_former();
         }
     }
 
@@ -308,18 +276,6 @@ impl BackendSlot {
         device.set_class(entry.class);
         if entry.shared { Arc::new(SharedDevice::new(device, Arc::clone(&self.changes))) } else { device }
     }
-
-    /// Continues the requests that were held for a move of the backend.
-    pub(super) fn resume_blkdevs(&self) {
-        let Some(run) = &self.run else { return };
-        for blkdev in self.blkdevs.values() {
-            // Where the device of this run was not released.
-            blkdev.resume_former();
-            if let Some(switch) = blkdev.switch.as_ref().filter(|switch| switch.is_held()) {
-                switch.resume(self.device_of(run, &blkdev.entry));
-            }
-        }
-    }
 }
 
 /// Opens the export of a block device of this host, with the backend and the identity that it has.
@@ -377,18 +333,6 @@ pub(super) fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
 }
 
 impl TransportHandle {
-    /// A device below an export. In a region that several hosts share it changes when the backend moves.
-    pub(super) fn switchable(
-        &self,
-        device: Arc<dyn BlockDevice>,
-    ) -> (Arc<dyn BlockDevice>, Option<Arc<SwitchDevice>>) {
-        if self.living.is_none() {
-            return (device, None);
-        }
-        let switch = Arc::new(SwitchDevice::new(device));
-        (Arc::clone(&switch) as _, Some(switch))
-    }
-
     /// The block devices of other hosts.
     pub(super) fn blkdevs_of_others(&self) -> Vec<BlkdevEntry> {
         if self.living.is_some() {

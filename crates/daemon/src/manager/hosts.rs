@@ -14,7 +14,7 @@ use crate::size::format_size;
 use cbd_engine::{Mixed, Transport};
 use cbd_runtime::hosts::{Living, SeenHost};
 use cbd_runtime::{Bytes, PrivateMemory, ProcessEnvironment};
-use cbd_types::{Error, ErrorKind, HostId, Region, Result};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, Region, Result};
 use std::sync::Arc;
 
 impl HostInfo {
@@ -80,6 +80,27 @@ impl TransportHandle {
     /// The hosts of a region that several share; none for one of one host.
     fn others_if_shared(&self) -> Result<Vec<HostInfo>> {
         if self.living.is_some() { self.hosts() } else { Ok(Vec::new()) }
+    }
+
+    /// A host by its name or its number.
+    pub fn host_by_name(&self, host: &str) -> Result<HostId> {
+        let hosts = self.hosts()?;
+        let by_name = hosts.iter().find(|info| info.hostname == host);
+        let found = by_name.or_else(|| hosts.iter().find(|info| info.host_id.to_string() == host));
+        found.map(|info| HostId(info.host_id)).ok_or_else(|| {
+            let text = format!("transport {} has no host {host}; host-list shows which there are", self.id);
+            Error::new(ErrorKind::NotFound, text)
+        })
+    }
+
+    /// The host that has a backend, which is not this one.
+    pub fn host_with(&self, id: BackendId) -> Result<HostId> {
+        let others = self.entries_of_others();
+        others
+            .iter()
+            .find(|entry| entry.id == id)
+            .map(|entry| entry.host)
+            .ok_or_else(|| super::backend::unknown(id))
     }
 
     fn living(&self) -> Result<&Arc<Living>> {

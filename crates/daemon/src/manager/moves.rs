@@ -10,6 +10,7 @@
 //! (`cbd-remote`, `SwitchDevice`).
 
 mod joining;
+mod offers;
 
 use super::beneath::forget;
 use super::drain::Wait;
@@ -18,11 +19,11 @@ use super::slots::{TakenSlot, TransportHandle};
 use super::tasks::poll_until;
 use super::transport::running_mut;
 use super::watch::check_file;
-use super::{Manager, backend, stopping};
+use super::{Manager, stopping};
 use crate::api::{Done, MoveBackend};
 use crate::control::{Flow, Report};
 use crate::events::EventName;
-use cbd_engine::{Beat, MoveAnswer, MoveOffer, MoveRefusal, MoveState};
+use cbd_engine::{Beat, MoveAnswer, MoveRefusal, MoveState};
 use cbd_runtime::{DrainRequest, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
 use std::collections::BTreeSet;
@@ -114,7 +115,7 @@ impl Manager {
                 Err(Error::new(ErrorKind::InvalidArgument, text))
             }
             (false, false) => {
-                handle.offered_by(id)?;
+                handle.host_with(id)?;
                 let text = format!(
                     "backend {id} is on neither this host nor {}: move it from one of the two",
                     request.to
@@ -309,7 +310,6 @@ impl Move<'_> {
         self.refuse_dead(&hosts)?;
         let paused = Instant::now();
         self.hold_others(&hosts)?;
-        let held = Instant::now();
         let mut taken = manager.take_slot(self.handle.id, id, "it is being moved to another host")?;
         let result = self.close(&mut taken, &run, report, &mut done);
         // The disk closes with its last user.
@@ -318,7 +318,7 @@ impl Move<'_> {
             manager.put_back(taken);
             return Err(error);
         }
-        let committed = self.commit(&mut taken, &hosts, held);
+        let committed = self.commit(&mut taken, &hosts, paused);
         if let Err(error) = committed {
             manager.put_back(taken);
             return Err(error);
@@ -468,16 +468,19 @@ impl Move<'_> {
             );
             return Err(Error::new(ErrorKind::Busy, text));
         }
-        let after = check_file(id, run)?;
-        done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
+        if let Some(changed) = check_file(id, run)?.filter(|warning| !done.warnings.contains(warning)) {
+            // The other host has looked for the disk before that.
+            return Err(Error::new(ErrorKind::Exchanged, format!("{changed}; nothing was moved")));
+        }
         taken.slot.blkdevs.values().for_each(super::blkdev::BlkdevSlot::release);
         Ok(())
     }
 
     /// Ends the backend here, and hands it over.
-    fn commit(&self, taken: &mut TakenSlot, hosts: &BTreeSet<HostId>, held: Instant) -> Result<()> {
+    fn commit(&self, taken: &mut TakenSlot, hosts: &BTreeSet<HostId>, paused: Instant) -> Result<()> {
         let (id, transport) = (self.id, &self.handle.transport);
-        if held.elapsed() > HELD_FOR {
+        if paused.elapsed() > HELD_FOR {
+            // An answer may be that old.
             self.refuse_silent(hosts)?;
         }
         self.manager.end_run(taken, CLOSE_LIMIT)?;
@@ -540,66 +543,5 @@ impl Move<'_> {
     fn is_there(&self) -> bool {
         let others = self.handle.entries_of_others();
         others.iter().any(|entry| entry.id == self.id)
-    }
-}
-
-impl TransportHandle {
-    /// Makes the rows of this host's block devices those of the hosts that have their backends, where a former process was ended between
-    /// the steps of a move.
-    pub(super) fn settle_blkdevs(&self) {
-        if self.living.is_none() {
-            return;
-        }
-        let ended = self.transport.end_former_answer();
-        if let Err(error) = ended.and_then(|()| self.transport.settle_blkdevs(None)) {
-            tracing::error!(
-                transport = self.id,
-                "block devices whose backends were moved are not served: {error}"
-            );
-        }
-    }
-
-    /// Refuses a new block device on a backend that another host moves: neither host serves it before that has ended.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Busy`]; errors of reading.
-    pub(super) fn refuse_moving(&self, id: BackendId) -> Result<()> {
-        self.refuse_in(id, &[MoveState::Offered, MoveState::Hold])
-    }
-
-    /// Refuses to open a channel to a host that waits until no request is in flight.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Busy`]; errors of reading.
-    pub(super) fn refuse_held(&self, id: BackendId) -> Result<()> {
-        self.refuse_in(id, &[MoveState::Hold])
-    }
-
-    fn refuse_in(&self, id: BackendId, states: &[MoveState]) -> Result<()> {
-        let moves = self.transport.moves_of_others()?;
-        let is_here = |offer: &MoveOffer| matches!(self.transport.has_owner(id, offer.from), Ok(true));
-        let is_it =
-            |offer: &&MoveOffer| offer.backend == id && states.contains(&offer.state) && is_here(offer);
-        let Some(offer) = moves.iter().find(is_it) else { return Ok(()) };
-        let to = self.host_name(offer.to);
-        let text = format!("backend {id} is being moved to host {to}; try it again after that");
-        Err(Error::new(ErrorKind::Busy, text))
-    }
-
-    /// A host by its name or its number.
-    fn host_by_name(&self, host: &str) -> Result<HostId> {
-        let hosts = self.hosts()?;
-        let by_name = hosts.iter().find(|info| info.hostname == host);
-        let found = by_name.or_else(|| hosts.iter().find(|info| info.host_id.to_string() == host));
-        found.map(|info| HostId(info.host_id)).ok_or_else(|| {
-            let text = format!("transport {} has no host {host}; host-list shows which there are", self.id);
-            Error::new(ErrorKind::NotFound, text)
-        })
-    }
-
-    /// The host of a backend that another host has.
-    fn offered_by(&self, id: BackendId) -> Result<HostId> {
-        let others = self.entries_of_others();
-        others.iter().find(|entry| entry.id == id).map(|entry| entry.host).ok_or_else(|| backend::unknown(id))
     }
 }

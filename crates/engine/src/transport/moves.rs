@@ -224,9 +224,21 @@ impl<E: Environment> Transport<E> {
     /// Stores what this host says of a move, or that it asks for one.
     ///
     /// # Errors
-    /// Errors of storing.
+    /// [`ErrorKind::Busy`] while it takes part in another move, which relies on what it has said of that; errors of storing.
     pub fn answer_move(&self, backend: BackendId, number: u64, answer: MoveAnswer) -> Result<()> {
-        self.change_header(&self.tables.lock(), |header| {
+        let (members, member) = self.joined_members()?;
+        let tables = self.tables.lock();
+        let takes_part = |own: &AreaHeader| {
+            own.answer_number.get() != number
+                && matches!(MoveAnswer::of(own.answer.get()), Some(MoveAnswer::Accepted | MoveAnswer::Held))
+        };
+        if let Some(own) = members.area_header(member.id).filter(takes_part) {
+            let other = own.answer_backend.get().saturating_sub(1);
+            let text =
+                format!("this host takes part in the move of backend {other}; try it again after that");
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        self.change_header(&tables, |header| {
             header.answer_number = number.into();
             header.answer_backend = (backend.0 + 1).into();
             header.answer = answer.code().into();

@@ -388,8 +388,12 @@ fn what_cannot_be_moved_is_refused() {
     b.answer_move(backend, offer.number, MoveAnswer::Accepted).expect("it is stored");
     assert_eq!(hand_over(offer.number), Err(ErrorKind::Stopped), "b does not hold its requests");
     let held = |number| b.answer_move(backend, number, MoveAnswer::Held).expect("it is stored");
+    let other = b.answer_move(backend, offer.number ^ 2, MoveAnswer::Held);
+    assert_eq!(kind(other), Err(ErrorKind::Busy), "it takes part in this one");
+    b.end_answer(offer.number).expect("it is stored");
     held(offer.number ^ 2);
     assert_eq!(hand_over(offer.number), Err(ErrorKind::Stopped), "that is of another move");
+    b.end_answer(offer.number ^ 2).expect("it is stored");
     held(offer.number);
     let cache = a.open_cache(backend).expect("it is empty");
     assert_eq!(hand_over(offer.number), Err(ErrorKind::Busy), "its cache is open");
@@ -499,6 +503,7 @@ fn a_row_of_a_move_that_did_not_end_does_not_count() {
 #[test]
 fn another_backend_with_the_number_of_one_that_did_not_move_can_move() {
     let mut world = withdrawn();
+    world.hosts[B].end_former_answer().expect("it is stored");
     let c = &world.hosts[C];
     let id = world.create_other(C, CACHE).expect("there is room");
     assert_eq!(id, world.id());

@@ -340,9 +340,22 @@ impl Manager {
         id: BackendId,
         report: Report<'_>,
     ) -> Result<Done> {
-        let from = handle.offered_by(id)?;
+        let from = handle.host_with(id)?;
         let host = handle.host_name(from);
         let number = handle.transport.new_move_number();
+        let busy =
+            || {
+                let other = handle.transport.move_of(from).filter(|now| now.number != number)?;
+                let (backend, to) = (other.backend, handle.host_name(other.to));
+                let is_over = other.state == MoveState::Refused;
+                (!is_over).then(|| Error::new(
+                ErrorKind::Busy,
+                format!("host {host} moves backend {backend} to host {to} already; try it again after that"),
+            ))
+            };
+        if let Some(busy) = busy() {
+            return Err(busy);
+        }
         handle.transport.answer_move(id, number, MoveAnswer::Wanted)?;
         let asked = Instant::now();
         let mut begun = None;
@@ -373,7 +386,7 @@ impl Manager {
             if Instant::now() > limit {
                 let text =
                     format!("host {host} does not answer; see whether it is alive (host-list), and its log");
-                break Err(Error::new(ErrorKind::TimedOut, text));
+                break Err(busy().unwrap_or_else(|| Error::new(ErrorKind::TimedOut, text)));
             }
             let elapsed_ms = u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX);
             let progress = Progress { backend_id: id.0, elapsed_ms, ..Progress::default() };

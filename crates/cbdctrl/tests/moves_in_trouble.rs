@@ -1,0 +1,199 @@
+//! What goes wrong while a backend moves between hosts: other commands at the same moment, a host that dies after it has agreed, a disk that
+//! is gone by then.
+//!
+//! Three hosts share a region. The third one is stopped by SIGSTOP, so that a move waits for it while the other two hold their requests.
+
+mod support;
+
+use cbd_nbd::Listen;
+use cbd_testkit::Client;
+use rustix::fs::{FlockOperation, fcntl_lock};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use support::{Fixture, MIB, Ran, until, wait};
+
+const BLOCK: u64 = 4096;
+
+/// Hosts a, b and c with a shared block device each on backend 0 of a, and backend 1 of a.
+struct Rig {
+    hosts: [Fixture; 3],
+    disk: String,
+}
+
+/// A command that runs beside others.
+struct Running(Child);
+
+impl Running {
+    fn end(mut self) -> Ran {
+        let status = wait(&mut self.0, Duration::from_secs(60)).expect("the command ends");
+        let output = self.0.wait_with_output().expect("its output");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ran { code: status.code().unwrap_or(-1), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+}
+
+fn connect(socket: &Path) -> Client {
+    Client::connect(&Listen::Unix(socket.to_owned())).expect("the device answers")
+}
+
+fn block(client: &mut Client, number: u64) -> u8 {
+    let mut found = vec![0; BLOCK as usize];
+    client.read(number * BLOCK, &mut found).expect("read");
+    assert!(found.iter().all(|byte| *byte == found[0]));
+    found[0]
+}
+
+impl Rig {
+    fn new() -> Self {
+        let mut hosts = [Fixture::new(), Fixture::new(), Fixture::new()];
+        hosts.iter_mut().for_each(Fixture::start);
+        let [a, b, c] = &hosts;
+        let region = a.region();
+        a.ok(&["tp-reg", "-H", "a", "-p", &region, "--size", "128M", "--format", "--shared"]);
+        b.ok(&["tp-reg", "-H", "b", "-p", &region]);
+        c.ok(&["tp-reg", "-H", "c", "-p", &region]);
+        let disk = a.disk("disk", 16 * MIB);
+        a.ok(&["backend-start", "-p", &disk, "-c", "16M"]);
+        a.ok(&["backend-start", "-p", &a.disk("other", 16 * MIB), "-c", "16M"]);
+        for host in &hosts {
+            host.ok(&["dev-start", "-b", "0", "--shared", "-e", &host.nbd()]);
+        }
+        Self { hosts, disk }
+    }
+
+    /// Begins to move the backend to b, and waits until b holds its requests while c does not answer.
+    fn hold(&self) -> Running {
+        let [a, b, c] = &self.hosts;
+        c.pause();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        command.args(["backend-move", "-b", "0", "--to", "b"]).env("CBD_SOCKET", a.socket());
+        support::child::dies_with_the_test(&mut command);
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let running = Running(command.spawn().expect("cbdctrl"));
+        until("b holds its requests", || {
+            let error = b.json(&["dev-list", "--json"])[0]["error"].to_string();
+            error.contains("requests have been held for ")
+        });
+        let state = a.json(&["backend-list", "--json"])[0]["state"].to_string();
+        assert!(state.contains("moving to host b"), "{state}");
+        running
+    }
+
+    /// Whether clients on these hosts read and write, and see what the others wrote.
+    fn works(&self, hosts: &[usize]) {
+        for &writer in hosts {
+            let mut client = connect(&self.hosts[writer].path("nbd.sock"));
+            client.write(BLOCK, &[writer as u8 + 10; BLOCK as usize], true).expect("written");
+            for &reader in hosts {
+                let mut client = connect(&self.hosts[reader].path("nbd.sock"));
+                assert_eq!(block(&mut client, 1), writer as u8 + 10);
+            }
+        }
+    }
+}
+
+#[test]
+fn commands_beside_a_move_are_refused_and_do_not_end_it() {
+    let rig = Rig::new();
+    let [a, b, c] = &rig.hosts;
+    let moving = rig.hold();
+    let refused = |host: &Fixture, command: &[&str], text: &str| {
+        let ran = host.run(command);
+        assert!(ran.code == 1 && ran.stderr.contains(text), "{command:?}: {ran:?}");
+    };
+    // The other host has a copy of the settings already.
+    refused(a, &["set", "-b", "0", "cache_mode=writethrough"], "backend 0 is being moved to host b");
+    refused(a, &["set", "-b", "0", "name=db"], "backend 0 is being moved to host b");
+    refused(a, &["backend-move", "-b", "1", "--to", "b"], "this host moves backend 0 to host 1 already");
+    refused(a, &["backend-move", "-b", "0", "--to", "b"], "backend 0 is being stopped or moved already");
+    refused(b, &["backend-move", "-b", "1", "--to", "b"], "host a moves backend 0 to host b already");
+    refused(a, &["backend-stop", "-b", "0", "--force"], "is being stopped already");
+    c.resume();
+    let moved = moving.end();
+    assert_eq!(moved.code, 0, "{moved:?}");
+    until("all serve it", || {
+        rig.hosts.iter().all(|host| host.json(&["dev-list", "--json"])[0]["alive"] == true)
+    });
+    rig.works(&[0, 1, 2]);
+    b.ok(&["set", "-b", "0", "name=db"]);
+    a.ok(&["backend-move", "-b", "1", "--to", "b"]);
+}
+
+#[test]
+fn a_backend_is_not_moved_to_a_host_that_was_killed_after_it_had_agreed() {
+    let mut rig = Rig::new();
+    let moving = rig.hold();
+    rig.hosts[1].kill();
+    rig.hosts[2].resume();
+    let moved = moving.end();
+    assert!(moved.code == 1 && moved.stderr.contains("host b gives no sign of life"), "{moved:?}");
+    rig.works(&[0, 2]);
+    // The next attempt says so without a pause.
+    until("b counts as dead", || rig.hosts[0].json(&["host-list", "--json"])[1]["alive"] == false);
+    let again = rig.hosts[0].run(&["backend-move", "-b", "0", "--to", "b"]);
+    assert!(again.code == 1 && again.stderr.contains("host b did not answer"), "{again:?}");
+    rig.hosts[1].start();
+    until("b has it again", || rig.hosts[1].json(&["dev-list", "--json"])[0]["alive"] == true);
+    rig.works(&[0, 1, 2]);
+    rig.hosts[0].ok(&["backend-move", "-b", "0", "--to", "b"]);
+    rig.works(&[0, 1, 2]);
+}
+
+#[test]
+fn a_backend_is_not_moved_to_a_host_that_does_not_reach_its_disk_any_more() {
+    let rig = Rig::new();
+    let [a, _, c] = &rig.hosts;
+    // Here the disk is away before b looks for it again.
+    c.pause();
+    let away = format!("{}.away", rig.disk);
+    std::fs::rename(&rig.disk, &away).expect("renamed");
+    let moved = a.run(&["backend-move", "-b", "0", "--to", "b"]);
+    assert!(moved.code == 1 && moved.stderr.contains("host b does not reach a disk at"), "{moved:?}");
+    std::fs::rename(&away, &rig.disk).expect("renamed");
+    c.resume();
+    rig.works(&[0, 1, 2]);
+}
+
+#[test]
+fn a_backend_that_its_new_host_cannot_open_fails_the_command_and_requests_wait() {
+    let mut rig = Rig::new();
+    let moving = rig.hold();
+    // It gets the lock when a closes the disk, and b does not get it.
+    let disk = std::fs::File::options().write(true).open(&rig.disk).expect("the disk");
+    let locked = std::thread::scope(|scope| {
+        let locking = scope.spawn(|| fcntl_lock(&disk, FlockOperation::LockExclusive));
+        rig.hosts[2].resume();
+        let moved = moving.end();
+        assert!(moved.code == 1 && moved.stderr.contains("does not serve it yet"), "{moved:?}");
+        locking.join().expect("it ends")
+    });
+    locked.expect("the lock is free");
+    assert!(rig.hosts[0].ok(&["events"]).contains("backend.moved"));
+    let mut client = connect(&rig.hosts[0].path("nbd.sock"));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| client.write(0, &[9; BLOCK as usize], true));
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!waits.is_finished(), "its requests wait");
+        fcntl_lock(&disk, FlockOperation::Unlock).expect("it was ours");
+        waits.join().expect("it ends").expect("b serves it now");
+    });
+    rig.works(&[0, 1, 2]);
+
+    // The same with a host that does not come back.
+    rig.hosts[1].ok(&["backend-move", "-b", "0", "--to", "a"]);
+    let moving = rig.hold();
+    std::thread::scope(|scope| {
+        scope.spawn(|| fcntl_lock(&disk, FlockOperation::LockExclusive));
+        rig.hosts[2].resume();
+        assert_eq!(moving.end().code, 1);
+    });
+    rig.hosts[1].kill();
+    until("b counts as dead", || rig.hosts[0].json(&["host-list", "--json"])[1]["alive"] == false);
+    rig.hosts[0].ok(&["host-clear", "-H", "1"]);
+    client.write(0, &[9; BLOCK as usize], true).expect_err("the backend is gone");
+    drop((client, disk));
+    rig.hosts[0].ok(&["dev-stop", "-d", "0"]);
+    rig.hosts[2].ok(&["dev-stop", "-d", "2"]);
+    rig.hosts[0].ok(&["backend-start", "-p", &rig.disk, "-c", "16M"]);
+}
