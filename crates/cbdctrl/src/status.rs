@@ -125,8 +125,7 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
     for blkdev in &info.blkdevs {
         line(page, 4, &format!("blkdev {}", blkdev.blkdev_id), blkdev_words(blkdev));
     }
-    let requests = info.blkdevs.iter().flat_map(|blkdev| &blkdev.operations);
-    add_latency(page, requests, &backend.disk);
+    add_latency(page, &backend.operations, &backend.disk);
     if let Some(scrub) = &backend.scrub {
         line(page, 4, "scrub", scrub_words(scrub));
     }
@@ -161,16 +160,16 @@ fn add_remote_blkdev(page: &mut String, remote: &RemoteBlkdevStatus) {
     let failed: u64 = info.operations.values().map(|of| of.failed).sum();
     let requests = format!("{in_flight} in flight{}; {failed} have failed", waiting.unwrap_or_default());
     line(page, 4, "requests", requests);
-    add_latency(page, info.operations.iter(), &BTreeMap::new());
+    add_latency(page, &info.operations, &BTreeMap::new());
 }
 
 /// Adds the latency of requests and of the disk, if there were any.
-fn add_latency<'a>(
+fn add_latency(
     page: &mut String,
-    requests: impl Iterator<Item = (&'a String, &'a OperationFigures)>,
-    disk: &'a BTreeMap<String, DiskFigures>,
+    requests: &BTreeMap<String, OperationFigures>,
+    disk: &BTreeMap<String, DiskFigures>,
 ) {
-    let requests = requests.map(|(name, of)| (name, "s", &of.latency));
+    let requests = requests.iter().map(|(name, of)| (name, "s", &of.latency));
     let disk = disk.iter().map(|(name, of)| (name, "s of the disk", &of.latency));
     let shown: Vec<String> = requests
         .chain(disk)

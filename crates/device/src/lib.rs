@@ -29,7 +29,7 @@ pub use streams::Streams;
 
 use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_engine::{Cache, CachedState, Environment};
-use cbd_types::{BackingGeometry, ByteRange, Class, Geometry};
+use cbd_types::{BackingGeometry, BlkdevId, ByteRange, Class, Geometry};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use route::Route;
@@ -136,7 +136,12 @@ impl<E: Environment> Device<E> {
 
     /// What its queues have counted.
     pub fn figures(&self) -> DeviceFigures {
-        self.route.figures()
+        self.route.figures(None)
+    }
+
+    /// What the queues of one blkdev have counted.
+    pub fn figures_of(&self, blkdev: BlkdevId) -> DeviceFigures {
+        self.route.figures(Some(blkdev))
     }
 
     /// The cache, if requests go through one.

@@ -19,8 +19,8 @@ use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cached::{Change, advance, look_up};
 use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER};
 use cbd_types::{
-    AlignedBuffer, BackingOp, BackingQueue, ByteRange, Class, Completion, Error, ErrorKind, OpToken,
-    Operation, Origin, Request, Result, SpareBuffers, backing::BackingDone,
+    AlignedBuffer, BackingOp, BackingQueue, BlkdevId, ByteRange, Class, Completion, Error, ErrorKind,
+    OpToken, Operation, Origin, Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
 use ending::complete;
@@ -126,6 +126,13 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     #[must_use]
     pub fn of_class(mut self, class: Arc<BlkdevClass>) -> Self {
         self.class = class;
+        self
+    }
+
+    /// The same for the clients of a blkdev: what it counts is counted for that.
+    #[must_use]
+    pub fn of_blkdev(self, blkdev: BlkdevId) -> Self {
+        self.membership.set_blkdev(blkdev);
         self
     }
 

@@ -13,12 +13,15 @@
 use crate::{Device, DeviceFigures, figures::Cells};
 use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::{Cache, Environment};
+use cbd_types::BlkdevId;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::Waker;
 
 /// A queue of the device.
 struct Known {
     number: u32,
+    /// The blkdev whose clients it serves, if it is known.
+    blkdev: Option<BlkdevId>,
     waker: Waker,
     /// What it counts.
     cells: Arc<Cells>,
@@ -31,8 +34,8 @@ struct State<E: Environment> {
     /// The number of the last failed flush that `cache` had to report when the route changed to it.
     reported: u64,
     queues: Vec<Known>,
-    /// What queues have counted that have ended.
-    ended: Option<Arc<Cells>>,
+    /// What queues have counted that have ended, by blkdev.
+    ended: Vec<(Option<BlkdevId>, Arc<Cells>)>,
     /// The waker of the thread that holds the route.
     holder: Option<Waker>,
     /// The number of the next queue.
@@ -58,7 +61,8 @@ pub(crate) enum Seen<E: Environment> {
 
 impl<E: Environment> Route<E> {
     pub(crate) fn new(cache: Option<Arc<Cache<E>>>) -> Self {
-        let state = State { cache, reported: 0, queues: Vec::new(), ended: None, holder: None, next: 0 };
+        let state =
+            State { cache, reported: 0, queues: Vec::new(), ended: Vec::new(), holder: None, next: 0 };
         Self { number: AtomicU64::new(0), state: lock_api::Mutex::new(state) }
     }
 
@@ -80,7 +84,7 @@ impl<E: Environment> Route<E> {
         let number = state.next;
         state.next += 1;
         // It has nothing in flight, and finds a hold before its first request.
-        state.queues.push(Known { number, waker, cells, is_quiet: true });
+        state.queues.push(Known { number, blkdev: None, waker, cells, is_quiet: true });
         number
     }
 
@@ -105,10 +109,10 @@ impl<E: Environment> Route<E> {
     fn remove(&self, number: u32) {
         let mut state = self.state.lock();
         if let Some(at) = state.queues.iter().position(|known| known.number == number) {
-            let Known { cells, .. } = state.queues.remove(at);
-            match &state.ended {
-                Some(ended) => ended.add(&cells),
-                None => state.ended = Some(cells),
+            let Known { blkdev, cells, .. } = state.queues.remove(at);
+            match state.ended.iter().find(|(of, _)| *of == blkdev) {
+                Some((_, ended)) => ended.add(&cells),
+                None => state.ended.push((blkdev, cells)),
             }
         }
         if let Some(holder) = &state.holder {
@@ -116,12 +120,14 @@ impl<E: Environment> Route<E> {
         }
     }
 
-    /// What all queues have counted, ended ones included.
-    pub(crate) fn figures(&self) -> DeviceFigures {
+    /// What queues have counted, ended ones included: those of one blkdev, or all.
+    pub(crate) fn figures(&self, only: Option<BlkdevId>) -> DeviceFigures {
         let mut figures = DeviceFigures::default();
         let state = self.state.lock();
-        let open = state.queues.iter().map(|known| &known.cells);
-        open.chain(&state.ended).for_each(|cells| cells.read(&mut figures));
+        let open = state.queues.iter().map(|known| (known.blkdev, &known.cells));
+        let all = open.chain(state.ended.iter().map(|(blkdev, cells)| (*blkdev, cells)));
+        let of_it = all.filter(|(blkdev, _)| only.is_none() || *blkdev == only);
+        of_it.for_each(|(_, cells)| cells.read(&mut figures));
         figures
     }
 
@@ -142,6 +148,14 @@ impl<E: Environment> Membership<E> {
     pub(crate) fn new(device: &Arc<Device<E>>, waker: &Waker, cells: &Arc<Cells>) -> Self {
         let number = device.route.add(waker.clone(), Arc::clone(cells));
         Self { device: Arc::clone(device), number }
+    }
+
+    /// Says whose clients the queue serves: what it counts is counted for that blkdev.
+    pub(crate) fn set_blkdev(&self, blkdev: BlkdevId) {
+        let mut state = self.device.route.state.lock();
+        if let Some(known) = state.queues.iter_mut().find(|known| known.number == self.number) {
+            known.blkdev = Some(blkdev);
+        }
     }
 
     /// The number of the queue: one that no other queue of the device has.

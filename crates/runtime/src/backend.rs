@@ -230,10 +230,10 @@ impl RunningBackend {
         &self.device
     }
 
-    /// The device for clients of a blkdev, with queues and a class of its own.
+    /// The device for clients of a blkdev, with queues, figures and a class of its own.
     pub fn device_of(&self, blkdev: BlkdevId) -> Arc<ServedDevice<ProcessEnvironment>> {
         let mut blkdevs = self.blkdevs.lock();
-        Arc::clone(blkdevs.entry(blkdev).or_insert_with(|| Arc::new(self.device.for_blkdev())))
+        Arc::clone(blkdevs.entry(blkdev).or_insert_with(|| Arc::new(self.device.for_blkdev(blkdev))))
     }
 
     /// Number of queues of blkdevs that are not `open`: each has requests that wait for the backing device. Waits until `end`

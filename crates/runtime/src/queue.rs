@@ -13,7 +13,9 @@ use cbd_device::{BlkdevClass, Device, DeviceFigures, LastSampled, Queue, Sampled
 use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
-use cbd_types::{ByteRange, Class, Completion, ErrorKind, Geometry, Request, Result, Verified, Verify};
+use cbd_types::{
+    BlkdevId, ByteRange, Class, Completion, ErrorKind, Geometry, Request, Result, Verified, Verify,
+};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -79,6 +81,8 @@ pub struct ServedDevice<E: Environment> {
     device: Arc<Device<E>>,
     backing: Arc<dyn Backing>,
     class: Arc<BlkdevClass>,
+    /// The blkdev whose clients it serves; none for the device itself.
+    blkdev: Option<BlkdevId>,
     queues: Count,
     /// The queues of the device itself and of all its blkdevs.
     all_queues: Count,
@@ -96,13 +100,15 @@ impl<E: Environment> ServedDevice<E> {
     #[must_use]
     pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
         let (queues, all_queues) = (Count::default(), Count::default());
-        Self { device, backing, class: Arc::default(), queues, all_queues, failures: Arc::default() }
+        let (class, failures) = (Arc::default(), Arc::default());
+        Self { device, backing, class, blkdev: None, queues, all_queues, failures }
     }
 
-    /// The same device for one blkdev, with queues and a class of its own.
+    /// The same device for one blkdev, with queues, figures and a class of its own.
     #[must_use]
-    pub fn for_blkdev(&self) -> Self {
+    pub fn for_blkdev(&self, blkdev: BlkdevId) -> Self {
         Self {
+            blkdev: Some(blkdev),
             device: Arc::clone(&self.device),
             backing: Arc::clone(&self.backing),
             class: Arc::default(),
@@ -128,10 +134,10 @@ impl<E: Environment> ServedDevice<E> {
         &self.failures
     }
 
-    /// The requests of all its queues, ended ones included.
+    /// The requests of its queues, ended ones included: those of its blkdev, or of all.
     #[must_use]
     pub fn figures(&self) -> DeviceFigures {
-        self.device.figures()
+        self.blkdev.map_or_else(|| self.device.figures(), |blkdev| self.device.figures_of(blkdev))
     }
 
     /// Notes a sample of the requests, for a cache of `bytes`; 0: notes nothing.
@@ -190,6 +196,10 @@ impl<E: Environment> ServedDevice<E> {
         let backing = self.backing.open_queue(DEPTH)?;
         let backing_descriptor = backing.wait_descriptor();
         let queue = Queue::new(Arc::clone(&self.device), backing, waker).of_class(Arc::clone(&self.class));
+        let queue = match self.blkdev {
+            Some(blkdev) => queue.of_blkdev(blkdev),
+            None => queue,
+        };
         let (failures, _counted) = (Arc::clone(&self.failures), [self.queues.add(), self.all_queues.add()]);
         Ok(DeviceQueue { queue, event, backing_descriptor, failures, _counted })
     }
@@ -342,7 +352,7 @@ mod tests {
         let backing = Arc::new(BackingFile::open(file.path(), Options::default()).unwrap());
         let device: Device<ProcessEnvironment> = Device::uncached(backing.geometry());
         let device = ServedDevice::new(Arc::new(device), backing);
-        let (first, second) = (device.for_blkdev(), device.for_blkdev());
+        let (first, second) = (device.for_blkdev(BlkdevId(0)), device.for_blkdev(BlkdevId(1)));
         let counts = || [device.queues(), first.queues(), second.queues(), second.all_queues()];
         let queue = first.open_queue().unwrap();
         let _other = second.open_queue().unwrap();

@@ -355,8 +355,8 @@ class StartBlkdev(Object):
     #: Let it be reached by NBD at an address that is not a loopback address.
     allow_remote: Optional[bool] = None
     name: Optional[str] = None
-    #: Whether other hosts may have block devices on the backend: one on each, all of which were started with this.
-    #: Only in a region that several hosts share.
+    #: Whether there may be other block devices on the backend, on this host and on others, all of which were started
+    #: with this: they are the same disk.
     shared: Optional[bool] = None
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
@@ -389,7 +389,7 @@ class BlkdevInfo(Object):
     #: Its own name, else that of its backend; absent without one.
     name: Optional[str] = None
     class_: str = ""
-    #: Whether other hosts may have block devices on its backend.
+    #: Whether there may be other block devices on its backend.
     shared: bool = False
     #: /dev/cbdN or an NBD URI.
     dev_name: str = ""
@@ -1602,6 +1602,9 @@ class BackendStatus(BackendInfo):
     oldest_operation_ms: int = 0
     #: What the backing device has not answered for 10 s or longer.
     silent: Optional[str] = None
+    #: The requests of clients of all hosts and all its block devices since it was opened, by operation: read, write,
+    #: flush, discard and write_zeroes. Absent while it is not served.
+    operations: Dict[str, OperationFigures] = dataclasses.field(default_factory=dict)
     #: The operations of the backing device since it was opened: read, write, write_zeroes, discard, flush, verify
     #: and compare; those of clients, writeback and scrubs together. Absent while it is not served.
     disk: Dict[str, DiskFigures] = dataclasses.field(default_factory=dict)
@@ -1638,6 +1641,7 @@ class BackendStatus(BackendInfo):
         "unchecked": _codec.text,
         "oldest_operation_ms": _codec.integer,
         "silent": _codec.text,
+        "operations": _codec.map_of(_codec.object_of(lambda: OperationFigures)),
         "disk": _codec.map_of(_codec.object_of(lambda: DiskFigures)),
         "waits": _codec.map_of(_codec.object_of(lambda: Wait)),
         "time_to_empty_s": _codec.integer,
@@ -2539,8 +2543,8 @@ class Client(Connection):
         :param export: auto, kernel (auto without NBD), ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or
             vhost-user:PATH.
         :param allow_remote: Let it be reached by NBD at an address that is not a loopback address.
-        :param shared: Whether other hosts may have block devices on the backend: one on each, all of which were
-            started with this. Only in a region that several hosts share.
+        :param shared: Whether there may be other block devices on the backend, on this host and on others, all of
+            which were started with this: they are the same disk.
         """
         body = _codec.body_of({
             "backend": backend,

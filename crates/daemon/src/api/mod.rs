@@ -424,8 +424,8 @@ pub struct StartBlkdev<B = u32> {
     /// Its own name; without one it has that of its backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Whether other hosts may have block devices on the backend: one on each, all of which were started with this. Only in a region
-    /// that several hosts share.
+    /// Whether there may be other block devices on the backend, on this host and on others, all of which were started with this: they are
+    /// the same disk.
     #[serde(default)]
     pub shared: bool,
 }
@@ -466,7 +466,7 @@ pub struct BlkdevInfo {
     /// The class of its requests that have none.
     #[serde(default)]
     pub class: BlkdevClass,
-    /// Whether other hosts may have block devices on its backend.
+    /// Whether there may be other block devices on its backend.
     #[serde(default)]
     pub shared: bool,
     /// `/dev/cbdN`, or the URI of an NBD export.

@@ -1,7 +1,8 @@
 //! The response to `status` on the control socket.
 
 use super::{
-    BackendInfo, BlkdevInfo, DiskFigures, EventsInfo, HostInfo, ScrubInfo, Settings, TransportInfo, Wait,
+    BackendInfo, BlkdevInfo, DiskFigures, EventsInfo, HostInfo, OperationFigures, ScrubInfo, Settings,
+    TransportInfo, Wait,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -131,6 +132,9 @@ pub struct BackendStatus {
     /// The operation that the backing device has not answered for 10 s or longer.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub silent: Option<String>,
+    /// The requests of clients of all hosts and all its block devices since it was opened, by operation.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub operations: BTreeMap<String, OperationFigures>,
     /// The operations of the backing device since it was opened, by name: `read`, `write`, `flush`, `discard`,
     /// `write_zeroes`, `verify` and `compare`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     is_served: bool,
-    /// Empty until a client has opened the block device; `None` without one.
+    /// Empty until a client has opened a block device; `None` where there is none and was none.
     operations: Option<BTreeMap<String, OperationFigures>>,
     disk: BTreeMap<String, DiskFigures>,
     written_back_bytes: Option<u64>,
@@ -21,8 +21,8 @@ impl From<&BackendStatus> for Seen {
     fn from(backend: &BackendStatus) -> Self {
         Self {
             is_served: backend.info.alive,
-            // Its block devices share the counters of the backend.
-            operations: backend.info.blkdevs.first().map(|blkdev| blkdev.operations.clone()),
+            operations: (!backend.info.blkdevs.is_empty() || !backend.operations.is_empty())
+                .then(|| backend.operations.clone()),
             disk: backend.disk.clone(),
             written_back_bytes: backend.cache.as_ref().map(|cache| cache.written_back_bytes),
         }

@@ -32,7 +32,7 @@ fn status_of(count: u32, reads: u64) -> Arc<Status> {
             outcomes: [("hit".to_owned(), hit)].into(),
             latency,
         };
-        backend.info.blkdevs[0].operations = [("read".to_owned(), figures)].into();
+        backend.operations = [("read".to_owned(), figures)].into();
         backends.push(backend);
     }
     Arc::new(status)
@@ -62,8 +62,7 @@ fn the_sum_of_a_history_is_what_the_status_counted() {
     let week = history.answer(0, UUID, Range::Week, 0).unwrap();
     assert_eq!(week.ticks, [1, 2], "the third minute has not ended");
     assert_eq!(sum(&week, "reads"), 119 * 119);
-    let expected =
-        status_of(1, 7).transports[0].backends[0].info.blkdevs[0].operations["read"].latency.percentile(0.99);
+    let expected = status_of(1, 7).transports[0].backends[0].operations["read"].latency.percentile(0.99);
     assert_eq!(week.columns["read_p99_ns"], [expected, expected]);
     assert_eq!(hour.columns["read_p99_ns"][100], expected);
     assert_eq!(hour.columns["write_p99_ns"][100], None, "nothing was written");
@@ -74,7 +73,7 @@ fn the_sum_of_a_history_is_what_the_status_counted() {
 fn the_first_requests_of_a_device_are_counted() {
     let history = History::default();
     let mut quiet = Status::clone(&status_of(1, 0));
-    quiet.transports[0].backends[0].info.blkdevs[0].operations.clear();
+    quiet.transports[0].backends[0].operations.clear();
     let mut without_device = quiet.clone();
     without_device.transports[0].backends[0].info.blkdevs.clear();
     history.sample(Arc::new(without_device), second(0));

@@ -9,8 +9,8 @@ use cbd_device::{Counted, Sampled};
 use cbd_engine::{CacheStatus, PaceReason};
 use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
-use cbd_runtime::RunningBackend;
 use cbd_runtime::sampled::{Moment, Moments, earlier::Earlier};
+use cbd_runtime::{ProcessEnvironment, RunningBackend, ServedDevice};
 use cbd_types::{BackendId, Operation};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -34,9 +34,9 @@ const fn name(operation: Operation) -> &'static str {
     }
 }
 
-/// The requests of the clients of a backend, by operation. Outcomes that have not occurred are absent.
-pub(super) fn operations(run: &RunningBackend) -> BTreeMap<String, OperationFigures> {
-    let figures = run.device().figures();
+/// The requests of the clients of a block device, or of all on a backend, by operation. Outcomes that have not occurred are absent.
+pub(super) fn operations(device: &ServedDevice<ProcessEnvironment>) -> BTreeMap<String, OperationFigures> {
+    let figures = device.figures();
     let of_operation = |(operation, counted): (Operation, &cbd_device::OperationFigures)| {
         let total = counted.total();
         let outcomes = counted.outcomes().filter(|(_, counted)| counted.count > 0 || counted.sum > 0);

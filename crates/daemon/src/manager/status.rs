@@ -13,7 +13,7 @@ use crate::size::format_time;
 use cbd_engine::{Bypassed, Cache, CacheStatus, DamagedRange, PaceReason, RarePaths};
 use cbd_export::BlockDevice;
 use cbd_runtime::{ProcessEnvironment, wall_ms};
-use cbd_types::BackendId;
+use cbd_types::{BackendId, BlkdevId};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -74,7 +74,8 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
     let trend = slot.trend.lock();
     let mut info = slot.info(id, segment_size);
     if let Some(run) = run {
-        info.blkdevs.iter_mut().for_each(|blkdev| blkdev.operations = figures::operations(run));
+        let of = |id: u32| figures::operations(&run.device_of(BlkdevId(id)));
+        info.blkdevs.iter_mut().for_each(|blkdev| blkdev.operations = of(blkdev.blkdev_id));
     }
     let file_change = slot.file_change.as_ref().map(ToString::to_string);
     BackendStatus {
@@ -91,6 +92,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
             .and_then(|run| run.oldest_operation())
             .map_or(0, |oldest| u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX)),
         silent: run.and_then(|run| silence(run)),
+        operations: run.map(|run| figures::operations(run.device())).unwrap_or_default(),
         disk: run.map(|run| figures::disk(run)).unwrap_or_default(),
         waits: run.map(|run| figures::waits(run, of_cache)).unwrap_or_default(),
         time_to_empty_s: of_cache.and_then(figures::time_to_empty_s),
