@@ -248,7 +248,8 @@ pub enum Command {
         /// Its own name; without one it has that of its backend
         #[arg(long, value_parser = name)]
         name: Option<String>,
-        /// Let several hosts have a block device on the backend, each started with this: for cluster file systems and live migration
+        /// Allow several block devices on the backend, on this host and on others, each started with this. They are the same disk: for
+        /// cluster file systems and live migration
         #[arg(long)]
         shared: bool,
     },

@@ -10,7 +10,7 @@ mod support;
 use cbd_nbd::Listen;
 use cbd_testkit::Client;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -147,7 +147,7 @@ fn neither_host_loses_a_write_when_it_or_the_other_one_is_killed() {
         }
         for kill in 0..kills {
             let before: Vec<u64> = done.iter().map(|done| done.load(Ordering::Relaxed)).collect();
-            until("both clients make progress", || {
+            until("all clients make progress", || {
                 done.iter().zip(&before).all(|(done, before)| done.load(Ordering::Relaxed) > before + 50)
             });
             std::thread::sleep(Duration::from_millis(random.below(50)));
@@ -270,8 +270,7 @@ fn a_move_during_which_a_daemon_is_killed_leaves_the_backend_on_one_of_both_host
         wait(&mut moving, Duration::from_secs(60)).expect("the command ends");
         until("one of both has the backend, and it is served to both", || {
             let up = |host: &Fixture| host.json(&["backend-list", "--json"])[0]["alive"] == true;
-            let served = |host: &Fixture| host.json(&["dev-list", "--json"])[0]["alive"] == true;
-            hosts.iter().filter(|host| up(host)).count() == 1 && hosts.iter().all(served)
+            hosts.iter().filter(|host| up(host)).count() == 1 && hosts.iter().all(serves_all)
         });
         may_end[which].store(false, Ordering::SeqCst);
     });
@@ -293,20 +292,31 @@ fn kill_one(hosts: &mut [Fixture; 2], which: usize, may_end: &[AtomicBool; 2], r
     host.kill();
     std::thread::sleep(Duration::from_millis(random.below(100)));
     host.start();
-    until("it is served again", || host.json(&["dev-list", "--json"])[0]["alive"] == true);
+    until("they are served again", || serves_all(host));
     may_end.store(false, Ordering::SeqCst);
+}
+
+/// Whether both block devices of a host are served.
+fn serves_all(host: &Fixture) -> bool {
+    let list = host.json(&["dev-list", "--json"]);
+    (0..2).all(|blkdev| list[blkdev]["alive"] == true)
 }
 
 /// What is done to the hosts in a step, with its number, and which connections may end.
 type Step<'a> = dyn FnMut(&mut [Fixture; 2], u64, &[AtomicBool; 2], &mut Random) + 'a;
 
-/// Two hosts that share a backend, a client on each, and what is done to the hosts while both write.
+/// Two hosts that share a backend, each with two block devices on it, a client of each, and what is done to the hosts while all write.
 fn play_shared(act: &mut Step<'_>) {
     let steps = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
     let (a, b, disk) = two_hosts(Fixture::new(), Fixture::new());
     let mut hosts = [a, b];
-    for host in &hosts {
-        host.ok(&["dev-start", "-b", "0", "--shared", "-e", &host.nbd()]);
+    let sockets: Vec<(usize, PathBuf)> = ["nbd.sock", "second.sock"]
+        .iter()
+        .flat_map(|socket| [0, 1].map(|host: usize| (host, hosts[host].path(socket))))
+        .collect();
+    for (host, socket) in &sockets {
+        let export = format!("nbd:unix:{}", text_of(socket));
+        hosts[*host].ok(&["dev-start", "-b", "0", "--shared", "-e", &export]);
     }
     let mut random = Random(seed());
     let shared = Shared {
@@ -315,11 +325,10 @@ fn play_shared(act: &mut Step<'_>) {
         is_over: AtomicBool::new(false),
     };
     let may_end = [false, false].map(AtomicBool::new);
-    let done = [0, 0].map(AtomicU64::new);
-    let sockets = [0, 1].map(|host: usize| hosts[host].path("nbd.sock"));
+    let done = [0; 4].map(AtomicU64::new);
     std::thread::scope(|scope| {
-        for host in 0..2 {
-            let (shared, socket, may_end, done) = (&shared, &sockets[host], &may_end[host], &done[host]);
+        for ((host, socket), done) in sockets.iter().zip(&done) {
+            let (shared, may_end) = (&shared, &may_end[*host]);
             let seed = random.number();
             scope.spawn(move || shared.run(socket, may_end, done, seed));
         }
@@ -336,7 +345,9 @@ fn play_shared(act: &mut Step<'_>) {
     println!("{steps} steps, {:?} turns", done.each_ref().map(|done| done.load(Ordering::Relaxed)));
     let owner = owner_of(&hosts);
     let other = 1 - owner;
-    hosts[other].ok(&["dev-stop", "-d", &other.to_string()]);
+    for blkdev in [other, other + 2] {
+        hosts[other].ok(&["dev-stop", "-d", &blkdev.to_string()]);
+    }
     until("the other host has noticed it", || hosts[owner].run(&["backend-stop", "-b", "0"]).code == 0);
     let file = std::fs::File::open(&disk).expect("the disk");
     for (block, version) in (0..).zip(&shared.versions) {

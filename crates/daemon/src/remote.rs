@@ -89,12 +89,14 @@ impl RemotePermissions {
         })
     }
 
-    /// Ends all permissions of a backend.
+    /// Ends the permissions of a backend, but those of these exports.
     ///
     /// # Errors
     /// [`ErrorKind::System`] when the file cannot be written.
-    pub fn revoke(&self, transport: &str, backend: &str) -> Result<()> {
-        self.keep(|allowed| allowed.transport != transport || allowed.backend != backend)
+    pub fn revoke(&self, transport: &str, backend: &str, kept: &[String]) -> Result<()> {
+        self.keep(|allowed| {
+            allowed.transport != transport || allowed.backend != backend || kept.contains(&allowed.export)
+        })
     }
 
     /// Ends all permissions of a transport.

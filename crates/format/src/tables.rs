@@ -185,10 +185,12 @@ on_media! {
         332 channel_segment: U32,
         /// The host that has the backend below it, plus 1; 0 if that is the host of this row.
         336 backend_host: U32,
-        /// 1 if other hosts may have blkdevs on the backend that have 1, too; else 0.
+        /// 1 if there may be other blkdevs on the backend that have 1, too; else 0.
         340 shared: U32,
+        /// 1 if its host had another blkdev on the backend when it was created: the name and the UUID of the backend are not its own; else 0.
+        344 further: U32,
         /// Zero.
-        344 reserved: [u8; 152],
+        348 reserved: [u8; 148],
     }
 }
 

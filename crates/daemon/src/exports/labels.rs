@@ -37,8 +37,8 @@ pub struct Described {
     pub blkdev: u32,
     /// The name of the block device.
     pub name: Option<Name>,
-    /// The UUID of the backend.
-    pub uuid: [u8; 16],
+    /// The UUID of the backend; none for a block device beside the one of this host that has it.
+    pub uuid: Option<[u8; 16]>,
 }
 
 impl Described {
@@ -55,12 +55,10 @@ impl Described {
             (Some(name), Some(link)) => format!("CBD_NAME={name}\nCBD_LINK={link}\n"),
             _ => String::new(),
         };
+        let uuid = self.uuid.map_or_else(String::new, |uuid| format!("CBD_UUID={}\n", uuid_text(uuid)));
+        let Self { transport, backend, blkdev, .. } = self;
         format!(
-            "CBD_DEVICE={device}\n{name}CBD_UUID={}\nCBD_TRANSPORT={}\nCBD_BACKEND={}\nCBD_BLKDEV={}\n",
-            uuid_text(self.uuid),
-            self.transport,
-            self.backend,
-            self.blkdev
+            "CBD_DEVICE={device}\n{name}{uuid}CBD_TRANSPORT={transport}\nCBD_BACKEND={backend}\nCBD_BLKDEV={blkdev}\n"
         )
     }
 }
@@ -94,7 +92,7 @@ impl Labels {
     /// Makes the links of the device, which exists now.
     pub fn publish(&mut self) {
         let links = self.link(BY_NAME, self.described.link_name());
-        let by_uuid = self.link(BY_UUID, Some(uuid_text(self.described.uuid)));
+        let by_uuid = self.link(BY_UUID, self.described.uuid.map(uuid_text));
         self.problem = self.problem.take().or_else(|| links.and(by_uuid).err().map(|error| error.line()));
     }
 

@@ -311,14 +311,14 @@ pub(super) fn export_device(
     Ok(export)
 }
 
-/// What the labels of a block device say, with the UUID of its backend.
+/// What the labels of a block device say, with the UUID of its backend if that is its own.
 pub(super) fn described(transport: u32, uuid: &[u8; 16], entry: &BlkdevEntry) -> Described {
     Described {
         transport,
         backend: entry.backend.0,
         blkdev: entry.id.0,
         name: entry.shown_name().cloned(),
-        uuid: *uuid,
+        uuid: (!entry.further).then_some(*uuid),
     }
 }
 
@@ -412,14 +412,16 @@ impl Manager {
         if slot.stopping {
             return Err(Error::new(ErrorKind::Busy, format!("backend {backend} is being stopped")));
         }
-        if let Some((other, blkdev)) = slot.blkdevs.first_key_value() {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!(
-                    "backend {backend} has a block device already: {} ({other}); stop that first",
-                    blkdev.info(*other).dev_name
-                ),
-            ));
+        let is_beside = |blkdev: &BlkdevSlot| !(shared && blkdev.entry.shared);
+        if let Some((other, blkdev)) = slot.blkdevs.iter().find(|(_, blkdev)| is_beside(blkdev)) {
+            let device = blkdev.info(*other).dev_name;
+            let text = format!("backend {backend} has a block device already: {device} ({other})");
+            let what_to_do = match (shared, blkdev.entry.shared) {
+                (true, false) => "; stop that first, and start it with --shared, too",
+                (false, true) => "; beside it others are started with --shared",
+                _ => "; stop that first",
+            };
+            return Err(Error::new(ErrorKind::Busy, text + what_to_do));
         }
         let _opening = self.opening.read();
         // Before its row is created.
@@ -442,7 +444,7 @@ impl Manager {
                 Ok(info)
             }
             Err(error) => {
-                handle.revoke(&self.fixed, &slot.entry);
+                handle.revoke(&self.fixed, &slot.entry, Some(id));
                 if let Err(second) = engine.remove_blkdev(id) {
                     tracing::error!(
                         blkdev = id.0,
@@ -495,7 +497,7 @@ impl TakenSlot {
             self.slot.blkdevs.get_mut(&id).ok_or_else(|| unknown(id))?.close_for_good(request.force)?;
         // Those of a device that a predecessor left, too.
         labels::remove(&fixed.context, &device_name(self.handle.id, id.0));
-        let still_allowed = self.handle.revoke(fixed, &self.slot.entry);
+        let still_allowed = self.handle.revoke(fixed, &self.slot.entry, Some(id));
         self.handle.transport.remove_blkdev(id)?;
         self.slot.blkdevs.remove(&id);
         let (event, backend) = (EventName::BlkdevStopped.name(), self.id.0);

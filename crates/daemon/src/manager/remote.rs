@@ -51,9 +51,15 @@ impl TransportHandle {
         if choice.is_remote() { fixed.remote.allow(self.remote(backend, choice)) } else { Ok(()) }
     }
 
-    /// Ends the permission of the backend's block device; returns a warning if that could not be recorded.
-    pub(super) fn revoke(&self, fixed: &Fixed, backend: &BackendEntry) -> Option<String> {
-        let error = fixed.remote.revoke(&self.uuid(), &uuid_text(backend.uuid)).err()?;
+    /// Ends the permissions of a backend, or that of one block device; returns a warning if that could not be recorded.
+    pub(super) fn revoke(
+        &self,
+        fixed: &Fixed,
+        backend: &BackendEntry,
+        only: Option<BlkdevId>,
+    ) -> Option<String> {
+        let kept = only.map_or_else(Vec::new, |id| self.exports_beside(backend.id, id));
+        let error = fixed.remote.revoke(&self.uuid(), &uuid_text(backend.uuid), &kept).err()?;
         let text = format!(
             "the permission of backend {} to be reached by other machines could not be ended: {}",
             backend.id,
@@ -61,6 +67,15 @@ impl TransportHandle {
         );
         tracing::warn!(backend = backend.id.0, "{text}");
         Some(text)
+    }
+
+    /// The exports of this host's other block devices on a backend.
+    fn exports_beside(&self, backend: BackendId, id: BlkdevId) -> Vec<String> {
+        let remote = self.transport.remote_blkdevs().into_iter().map(|row| row.entry);
+        let own = self.transport.blkdevs().into_iter().chain(remote);
+        own.filter(|entry| entry.host == self.host && entry.backend == backend && entry.id != id)
+            .filter_map(|entry| Some(ExportChoice::of_row(&entry.export).ok()?.to_string()))
+            .collect()
     }
 
     /// Records the addresses that a version without permissions served on this machine.

@@ -379,7 +379,8 @@ impl Manager {
         let backend = handle.backend_below(&slot.row)?;
         handle.allow(&self.fixed, &backend, choice)?;
         let _opening = self.opening.read();
-        slot.open(&self.fixed, handle).inspect_err(|_| drop(handle.revoke(&self.fixed, &backend)))?;
+        slot.open(&self.fixed, handle)
+            .inspect_err(|_| drop(handle.revoke(&self.fixed, &backend, Some(id))))?;
         Ok(slot)
     }
 
@@ -542,8 +543,8 @@ impl TakenRemote {
         }
         labels::remove(&fixed.context, &device_name(handle.id, id.0));
         // Only while the other host has the backend is there anything to revoke.
-        let still_allowed =
-            handle.backend_below(&slot.row).ok().and_then(|backend| handle.revoke(fixed, &backend));
+        let below = handle.backend_below(&slot.row).ok();
+        let still_allowed = below.and_then(|backend| handle.revoke(fixed, &backend, Some(*id)));
         handle.transport.remove_blkdev(*id)?;
         let (event, backend) = (EventName::BlkdevStopped.name(), slot.row.entry.backend.0);
         tracing::info!(transport = handle.id, blkdev = id.0, event, backend, "stopped");

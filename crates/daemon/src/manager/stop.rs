@@ -230,7 +230,7 @@ impl Manager {
             taken.slot.unended.extend(blkdev.close_for_good(true)?);
         }
         self.end_run(taken, limit)?;
-        taken.slot.unended.extend(taken.handle.revoke(&self.fixed, &taken.slot.entry));
+        taken.slot.unended.extend(taken.handle.revoke(&self.fixed, &taken.slot.entry, None));
         for blkdev in std::mem::take(&mut taken.slot.blkdevs).into_keys() {
             taken.handle.transport.remove_blkdev(blkdev)?;
         }

@@ -21,6 +21,7 @@ mod remote;
 mod remote_blkdevs;
 mod same_disks;
 mod scrub;
+mod several_blkdevs;
 mod shared;
 mod silent;
 mod sockets;

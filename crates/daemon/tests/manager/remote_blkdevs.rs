@@ -1,6 +1,6 @@
 //! Block devices on backends of other hosts.
 
-use crate::fixture::{Fixture, MIB, refused};
+use crate::fixture::{MIB, refused};
 use crate::hosts::{Host, Shared, wait_until};
 use cbd_daemon::api::{
     BlkdevChange, BlkdevClass, BlkdevInfo, ClearHost, NumberOrName, RemoteBlkdevStatus, SettingsChange,
@@ -199,10 +199,10 @@ fn a_backend_is_shared_only_if_all_hosts_ask_for_it() {
     );
     stop(&b, 0).unwrap();
     let id = wait_for_start(&a);
-    refused(start_shared(&a), ErrorKind::Busy, "has a block device already");
+    refused(start(&a), ErrorKind::Busy, "beside it others are started with --shared");
     refused(start(&b), ErrorKind::Busy, "it shares it with those that are started with --shared");
     assert!(start_shared(&b).unwrap().shared);
-    refused(start_shared(&b), ErrorKind::Busy, "stands on backend 0 already");
+    refused(start(&b), ErrorKind::Busy, "it shares it with those that are started with --shared");
     assert!(b.daemon.blkdevs(0, true).unwrap().iter().all(|blkdev| blkdev.shared));
     // Each ends by itself.
     stop(&a, id).unwrap();
@@ -212,19 +212,6 @@ fn a_backend_is_shared_only_if_all_hosts_ask_for_it() {
     a.fixture.block_is_there();
     stop(&b, 1).unwrap();
     a.fixture.block_is_there();
-}
-
-#[test]
-fn a_region_of_one_host_has_no_backend_that_is_shared() {
-    let fixture = Fixture::new();
-    let daemon = fixture.daemon_with_region();
-    let disk = fixture.disk("disk", 8 * MIB);
-    daemon
-        .start_backend(0, &StartBackend { start_dev: false, export: None, ..fixture.backend(&disk) })
-        .unwrap();
-    let request = StartBlkdev { shared: true, export: Some(fixture.export()), ..StartBlkdev::default() };
-    refused(daemon.start_blkdev(0, &request), ErrorKind::InvalidArgument, "--format --shared");
-    assert!(daemon.blkdevs(0, true).unwrap().is_empty());
 }
 
 #[test]

@@ -28,13 +28,13 @@ pub struct BlkdevSpec {
     pub host: HostId,
     /// The export, as the user requested it.
     pub export: String,
-    /// Whether other hosts may have blkdevs on the backend that are created with this, too: one on each host.
+    /// Whether there may be other blkdevs on the backend that are created with this, too: on this host and on others.
     pub shared: bool,
 }
 
 impl BlkdevSpec {
-    /// Refuses a blkdev beside one of another host on the backend that it cannot share it with.
-    pub(super) fn refuse_beside(&self, id: BlkdevId, host: HostId, row: &BlkdevRow) -> Result<()> {
+    /// Refuses a blkdev beside one on the backend that it cannot share it with.
+    pub(super) fn refuse_beside(&self, id: BlkdevId, row: &BlkdevRow) -> Result<()> {
         let is_shared = row.shared.get() != 0;
         if self.shared && is_shared {
             return Ok(());
@@ -44,8 +44,20 @@ impl BlkdevSpec {
             (false, true) => "; it shares it with those that are started with --shared, too",
             _ => "",
         };
-        let text = format!("blkdev {id} of host {host} stands on backend {} already{reason}", self.backend);
+        let host = HostId(row.host.get());
+        let whose = if host == self.host { "this host".into() } else { format!("host {host}") };
+        let text = format!("blkdev {id} of {whose} stands on backend {} already{reason}", self.backend);
         Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// Refuses a blkdev beside one of `own`, those of this host on the backend. Returns whether one of them has the backend's name and UUID.
+    pub(super) fn beside<'a>(&self, own: impl Iterator<Item = (u32, &'a BlkdevRow)>) -> Result<bool> {
+        let mut is_further = false;
+        for (id, row) in own {
+            self.refuse_beside(BlkdevId(id), row)?;
+            is_further |= row.further.get() == 0;
+        }
+        Ok(is_further)
     }
 }
 
@@ -60,13 +72,15 @@ pub struct BlkdevEntry {
     pub host: HostId,
     /// The export, as the user requested it.
     pub export: String,
-    /// Whether other hosts may have blkdevs on its backend.
+    /// Whether there may be other blkdevs on its backend.
     pub shared: bool,
+    /// Whether another blkdev of its host had the name and the UUID of the backend when it was created.
+    pub further: bool,
     /// Its own name; none if it has none, or if the field in the table does not hold a valid one.
     pub name: Option<Name>,
     /// The class of its requests that have none.
     pub class: Class,
-    /// The name of its backend.
+    /// The name of its backend, if it is its own, too.
     pub backend_name: Option<Name>,
 }
 
@@ -90,8 +104,8 @@ impl<E: Environment> Transport<E> {
     /// Creates a blkdev on a backend.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for the backend; [`ErrorKind::Busy`] if this host has a blkdev on it, or another host and not both are
-    /// `shared`; [`ErrorKind::InvalidArgument`] for a shared one in a region of one host; [`ErrorKind::NoSpace`] if the table is full.
+    /// [`ErrorKind::NotFound`] for the backend; [`ErrorKind::Busy`] if there is a blkdev on it and not both are `shared`;
+    /// [`ErrorKind::NoSpace`] if the table is full.
     pub fn create_blkdev(&self, spec: &BlkdevSpec) -> Result<BlkdevId> {
         self.create_named_blkdev(spec, None)
     }
@@ -105,15 +119,11 @@ impl<E: Environment> Transport<E> {
         let export = FieldText::new("export", &spec.export)?;
         let others = if spec.shared { self.shared_with(spec)? } else { Vec::new() };
         let mut tables = self.tables.lock();
-        let mut own = tables.blkdev_rows().filter(|(_, row)| row.backend.get() == spec.backend.0);
-        if let Some((id, _)) = own.next() {
-            let text = format!("blkdev {id} stands on backend {} already", spec.backend);
-            return Err(Error::new(ErrorKind::Busy, text));
-        }
-        drop(own);
+        let is_further =
+            spec.beside(tables.blkdev_rows().filter(|(_, row)| row.backend.get() == spec.backend.0))?;
         self.refuse_served(&tables, spec.backend, &others)?;
         if let Some(name) = name {
-            tables.refuse_blkdev_name(None, Some(spec.backend), name)?;
+            tables.refuse_blkdev_name(None, Some(spec.backend).filter(|_| !is_further), name)?;
             self.refuse_name_of_others(name)?;
         }
         let backend_uuid =
@@ -129,6 +139,7 @@ impl<E: Environment> Transport<E> {
             row.ownership = ownership.into();
             row.backend_uuid = backend_uuid;
             row.shared = u32::from(spec.shared).into();
+            row.further = u32::from(is_further).into();
             row.name = encode_name(name);
             export.write(&mut row.export_length, &mut row.export);
         })?;
@@ -192,6 +203,7 @@ pub(super) fn blkdev_entry(id: u32, row: &BlkdevRow, backend: Option<&BackendRow
         name: name_of(&row.name),
         // A class of a later version is one that this program cannot use: only speed depends on it.
         class: if row.class.get() == CLASS_METADATA { Class::Metadata } else { Class::Unmarked },
-        backend_name: backend.and_then(|backend| name_of(&backend.name)),
+        further: row.further.get() != 0,
+        backend_name: backend.filter(|_| row.further.get() == 0).and_then(|backend| name_of(&backend.name)),
     }
 }

@@ -80,8 +80,7 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in a region of one host; [`ErrorKind::NotFound`] if no other host has the backend;
-    /// [`ErrorKind::Busy`] if this host has a blkdev on it, or another host and not both are `shared`; [`ErrorKind::NoSpace`] without a free
-    /// row or segment; [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
+    /// [`ErrorKind::Busy`] if there is a blkdev on it and not both are `shared`; [`ErrorKind::NoSpace`] without a free row or segment; [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
     pub fn create_remote_blkdev(&self, spec: &BlkdevSpec, name: Option<&Name>) -> Result<BlkdevId> {
         let (members, member) = self.members().ok_or_else(of_one_host)?;
         let not_found =
@@ -96,10 +95,7 @@ impl<E: Environment> Transport<E> {
         self.refuse_beside_others(spec, &below.uuid)?;
         let mut tables = self.tables.lock();
         let is_on = |row: &BlkdevRow| row.backend.get() == spec.backend.0 && row.backend_uuid == below.uuid;
-        if let Some((id, _)) = tables.remote_rows().find(|(_, row)| is_on(row)) {
-            let text = format!("blkdev {id} of this host stands on backend {} already", spec.backend);
-            return Err(Error::new(ErrorKind::Busy, text));
-        }
+        let is_further = spec.beside(tables.remote_rows().filter(|(_, row)| is_on(row)))?;
         if let Some(name) = name {
             tables.refuse_blkdev_name(None, None, name)?;
             self.refuse_name_of_others(name)?;
@@ -119,6 +115,7 @@ impl<E: Environment> Transport<E> {
             row.ownership = ownership.into();
             row.backend_uuid = below.uuid;
             row.shared = u32::from(spec.shared).into();
+            row.further = u32::from(is_further).into();
             row.name = encode_name(name);
             row.channel_segment = (segment.0 + 1).into();
             row.backend_host = (owner.0 + 1).into();
@@ -131,11 +128,10 @@ impl<E: Environment> Transport<E> {
     /// The blkdevs of other hosts with which one on a backend of this host shares that.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if there is one that does not share it; [`ErrorKind::InvalidArgument`] in a region of one host; errors of
-    /// reading.
+    /// [`ErrorKind::Busy`] if there is one that does not share it; errors of reading.
     pub(super) fn shared_with(&self, spec: &BlkdevSpec) -> Result<Vec<RemoteBlkdev>> {
         if self.members().is_none() {
-            return Err(of_one_host());
+            return Ok(Vec::new());
         }
         let tables = self.tables.lock();
         let below = tables.backends.get(spec.backend.index()).and_then(TwoSlots::content);
@@ -155,7 +151,7 @@ impl<E: Environment> Transport<E> {
                     && row.backend_uuid == *uuid
             };
             if let Some(row) = slots.content().filter(is_on).filter(|_| refused.is_ok()) {
-                refused = spec.refuse_beside(BlkdevId(id), HostId(row.host.get()), row);
+                refused = spec.refuse_beside(BlkdevId(id), row);
             }
         })?;
         refused

@@ -1,7 +1,7 @@
 //! Names of backends and blkdevs.
 //!
-//! Invariants: at most one backend and one blkdev of a transport have a name, and if both have it, the blkdev stands on that
-//! backend: so a name leads to one device. This is checked under the lock of the tables that also covers the store. A name
+//! Invariants: at most one backend and one blkdev of a transport have a name, and if both have it, the blkdev is the one of its host that
+//! has the name of that backend: so a name leads to one device. This is checked under the lock of the tables that also covers the store. A name
 //! is stored with its row in one change. A row whose field holds no valid name has none.
 //!
 //! Elsewhere: the rules for the text of a name (`cbd-types`).
@@ -37,15 +37,15 @@ impl<E: Environment> Transport<E> {
         self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 
-    /// Gives a blkdev a name of its own, or takes it away: the blkdev has the name of its backend then.
+    /// Gives a blkdev a name of its own, or takes it away: the blkdev has the name of its backend then, unless it is a
+    /// [further](super::BlkdevEntry::further) one.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] if another blkdev, or another backend than its own, has the
-    /// name.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] if another blkdev has the name, or a backend whose name it cannot have.
     pub fn name_blkdev(&self, id: BlkdevId, name: Option<&Name>) -> Result<()> {
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
-        let local = row.content().filter(|row| row.backend_host.get() == 0);
+        let local = row.content().filter(|row| row.backend_host.get() == 0 && row.further.get() == 0);
         let backend = local.map(|row| BackendId(row.backend.get()));
         if let Some(name) = name {
             tables.refuse_blkdev_name(Some(id), backend, name)?;
@@ -64,8 +64,9 @@ impl<E: Environment> Tables<E> {
     /// [`ErrorKind::AlreadyExists`] if another backend, or a blkdev of another backend, has it.
     pub(super) fn refuse_backend_name(&self, id: Option<BackendId>, name: &Name) -> Result<()> {
         self.refuse_name_of_backends(id, name)?;
-        let is_below =
-            |row: &BlkdevRow| row.backend_host.get() == 0 && Some(BackendId(row.backend.get())) == id;
+        let is_below = |row: &BlkdevRow| {
+            row.backend_host.get() == 0 && row.further.get() == 0 && Some(BackendId(row.backend.get())) == id
+        };
         let mut others = self.all_blkdev_rows().filter(|(_, row)| !is_below(row));
         let taken = others.find(|(_, row)| has(&row.name, name));
         taken.map_or(Ok(()), |(id, _)| Err(taken_by(name, &format!("blkdev {id}"))))

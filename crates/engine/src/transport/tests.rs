@@ -453,9 +453,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     };
     assert_eq!(kind(transport.create_blkdev(&spec_of(0))), Some(ErrorKind::NotFound));
     let bare = BackendSpec { cache_bytes: None, ..spec() };
-    for _ in 0..2 {
-        transport.create_backend(&bare).expect("room");
-    }
+    let _both = [(); 2].map(|()| transport.create_backend(&bare).expect("room"));
     ops(&transport);
     assert_eq!(transport.create_blkdev(&spec_of(1)).expect("room"), BlkdevId(0));
     let places = slots::<BlkdevRow>(transport.layout().blkdev_area, 4, 0);
@@ -469,6 +467,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
         host: HostId(0),
         export: "nbd".into(),
         shared: false,
+        further: false,
         name: None,
         class: Class::Unmarked,
         backend_name: None,
@@ -478,7 +477,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     assert_eq!(kind(transport.remove_blkdev(BlkdevId(0))), Some(ErrorKind::NotFound));
     assert_eq!(transport.create_blkdev(&spec_of(1)).expect("room"), BlkdevId(0));
     let row = *transport.tables.lock().blkdevs[0].content().expect("it is there");
-    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 152]));
+    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 148]));
     assert!(transport.lost_blkdevs().is_empty());
     // A blkdev of a backend that was created again is stale.
     transport.update_backend(BackendId(1), |row| row.uuid = [9; 16]).expect("it is there");

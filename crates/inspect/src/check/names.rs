@@ -7,7 +7,7 @@ use super::slots::read_two_slots;
 use crate::finding::{Location, Severity, Structure};
 use cbd_format::{
     BackendEntry, BlkdevEntry, Layout,
-    tables::{NAME_BYTES, STATE_ACTIVE, decode_name},
+    tables::{NAME_BYTES, NO_BACKEND, STATE_ACTIVE, decode_name},
 };
 use cbd_types::Name;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ struct Row {
     structure: Structure,
     noun: &'static str,
     row: u32,
-    /// The backend that it is, or on which it stands.
+    /// The backend that it is, or whose name it may have.
     backend: u32,
     at: u64,
     name: [u8; NAME_BYTES],
@@ -88,7 +88,8 @@ impl Checker<'_> {
             if uuids.get(&backend) != Some(&slot.content.backend_uuid) {
                 continue;
             }
-            let name = slot.content.name;
+            let (name, is_further) = (slot.content.name, slot.content.further.get() != 0);
+            let backend = if is_further { NO_BACKEND } else { backend };
             found.push(Row { structure: Structure::Blkdev, noun: "blkdev", row, backend, at: at[0], name });
         }
         found

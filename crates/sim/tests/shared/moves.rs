@@ -23,7 +23,7 @@ const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
 
-/// A region with three hosts. Host a has a backend, and each host a blkdev on it.
+/// A region with three hosts. Host a has a backend, and each host two blkdevs on it.
 struct World {
     medium: Medium,
     is_coherent: bool,
@@ -57,7 +57,7 @@ impl World {
             force: false,
             host_rows: 3,
             backend_rows: 4,
-            blkdev_rows: 4,
+            blkdev_rows: 8,
         };
         let region = Region::new(HostMemory::new(&medium, is_coherent, 1));
         Transport::format_shared(&Arc::new(HostEnvironment::new(1)), region, &options).expect("it fits");
@@ -72,7 +72,7 @@ impl World {
         let spec = BackendSpec { identity: "serial".into(), settings, ..spec(&hosts[A], "/disk", cache) };
         let name = Name::new("db").expect("it is one");
         let backend = hosts[A].create_named_backend(&spec, Some(&name)).expect("there is room");
-        for (number, host) in hosts.iter().enumerate() {
+        for (number, host) in hosts.iter().enumerate().chain(hosts.iter().enumerate()) {
             let spec = BlkdevSpec { backend, host: id(number), export: "nbd".into(), shared: true };
             let made =
                 if number == A { host.create_blkdev(&spec) } else { host.create_remote_blkdev(&spec, None) };
@@ -202,10 +202,8 @@ impl World {
         let mut holders = (A..=C).filter(|host| {
             let backends = self.hosts[*host].backends().expect("they are valid");
             assert!(backends.iter().all(|entry| entry.uuid == self.backend.uuid));
-            assert_eq!(
-                self.hosts[*host].has_backend(self.id()).expect("it can be read"),
-                !backends.is_empty()
-            );
+            let has_it = self.hosts[*host].has_backend(self.id()).expect("it can be read");
+            assert_eq!(has_it, !backends.is_empty());
             !backends.is_empty()
         });
         let holder = holders.next().expect("it is not lost");
@@ -220,13 +218,15 @@ impl World {
         let served = self.hosts[holder].served_blkdevs();
         for (host, shared) in self.hosts.iter().enumerate() {
             let (local, remote) = (shared.blkdevs(), shared.remote_blkdevs());
-            assert_eq!((local.len(), remote.len()), if host == holder { (1, 0) } else { (0, 1) });
-            let Some(row) = remote.first() else { continue };
-            assert_eq!((row.owner, row.backend_uuid), (id(holder), self.backend.uuid));
-            let area = served.iter().find(|served| served.host == id(host)).expect("it is served").area;
-            assert_eq!(kind(shared.server_area(row, None)), Ok(RemoteState::Served(area)));
+            assert_eq!((local.len(), remote.len()), if host == holder { (2, 0) } else { (0, 2) });
+            for row in remote {
+                assert_eq!((row.owner, row.backend_uuid), (id(holder), self.backend.uuid));
+                let served =
+                    served.iter().find(|served| served.blkdev == row.entry.id).expect("it is served");
+                assert_eq!(kind(shared.server_area(&row, None)), Ok(RemoteState::Served(served.area)));
+            }
         }
-        assert_eq!(served.len(), 2);
+        assert_eq!(served.len(), 4);
         holder
     }
 

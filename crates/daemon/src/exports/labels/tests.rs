@@ -23,7 +23,7 @@ impl Folder {
     fn labels(&self, device: &str, name: Option<&str>) -> Labels {
         let blkdev = 4;
         let name = name.map(|name| Name::new(name).unwrap());
-        let described = Described { transport: 0, backend: 3, blkdev, name, uuid: [7; 16] };
+        let described = Described { transport: 0, backend: 3, blkdev, name, uuid: Some([7; 16]) };
         let mut labels = Labels {
             dev_dir: self.dev(),
             properties: self.0.path().join("run/udev").join(device),
@@ -60,6 +60,20 @@ impl Folder {
 
 fn link(name: &str, device: &str) -> (String, String) {
     (name.to_owned(), format!("../../{device}"))
+}
+
+#[test]
+fn a_device_beside_the_one_with_the_uuid_has_a_link_by_its_own_name_only() {
+    let folder = Folder::new();
+    folder.device("cbd4");
+    let mut labels = folder.labels("cbd4", Some("backup"));
+    labels.described.uuid = None;
+    labels.problem = labels.record().err().map(|error| error.line());
+    labels.publish();
+    assert_eq!(labels.problem(), None);
+    assert_eq!((folder.by_name(), folder.links(BY_UUID)), (vec![link("backup", "cbd4")], vec![]));
+    let properties = folder.properties("cbd4").unwrap();
+    assert!(properties.contains("CBD_NAME=backup\n") && !properties.contains("CBD_UUID"), "{properties}");
 }
 
 #[test]
@@ -157,7 +171,7 @@ fn the_properties_are_lines_that_udev_reads() {
 fn names_of_other_transports_do_not_collide() {
     let name = |transport, name: &str| {
         let name = Some(Name::new(name).unwrap());
-        Described { transport, backend: 0, blkdev: 0, name, uuid: [0; 16] }.link_name().unwrap()
+        Described { transport, backend: 0, blkdev: 0, name, uuid: Some([0; 16]) }.link_name().unwrap()
     };
     assert_eq!(name(0, "db"), "db");
     assert_eq!(name(1, "db"), "1:db");
@@ -179,7 +193,7 @@ fn only_names_of_devices_are_devices() {
 fn the_rules_for_udev_use_the_files_and_the_properties_that_are_written() {
     let rules = include_str!("../../../../../packaging/60-cbd.rules");
     let written =
-        Described { transport: 1, backend: 3, blkdev: 4, name: Name::new("db").ok(), uuid: [7; 16] };
+        Described { transport: 1, backend: 3, blkdev: 4, name: Name::new("db").ok(), uuid: Some([7; 16]) };
     let written = written.properties("cbd1-4");
     let keys: Vec<&str> = written.lines().filter_map(|line| line.split('=').next()).collect();
     let mut used = 0;

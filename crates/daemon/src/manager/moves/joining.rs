@@ -11,6 +11,7 @@ use crate::control::{Flow, Report};
 use crate::events::EventName;
 use crate::manager::backend::BackendSlot;
 use crate::manager::beneath::forget;
+use crate::manager::remote_blkdevs::TakenRemote;
 use crate::manager::slots::TransportHandle;
 use crate::manager::tasks::{Stage, poll_until};
 use crate::manager::transport::{running, running_mut};
@@ -210,16 +211,32 @@ impl Manager {
 
     /// Lets this host's block devices use the backend on its new host. A channel that does not open now is opened by a later pass.
     fn follow_backend(&self, handle: &TransportHandle, backend: BackendId) {
-        for id in self.remotes_on(handle.id, backend) {
-            let Ok(mut taken) = self.take_remote(handle.id, id) else { continue };
-            taken.slot.close_channel();
-            if let Err(error) = handle.transport.settle_blkdevs(Some(backend)) {
-                tracing::error!(transport = handle.id, blkdev = id.0, "{error}");
-            }
-            taken.slot.take_row(handle);
-            self.put_remote_back(taken);
-            self.reopen_remote(handle.id, id);
+        // What cannot be taken is followed by a later pass.
+        let Ok(mut closed) = self.close_channels(handle, backend) else { return };
+        if let Err(error) = handle.transport.settle_blkdevs(Some(backend)) {
+            tracing::error!(transport = handle.id, backend = backend.0, "{error}");
         }
+        closed.iter_mut().for_each(|taken| taken.slot.take_row(handle));
+        let ids: Vec<BlkdevId> = closed.iter().map(|taken| taken.id).collect();
+        closed.into_iter().for_each(|taken| self.put_remote_back(taken));
+        ids.into_iter().for_each(|id| self.reopen_remote(handle.id, id));
+    }
+
+    /// Takes all block devices of this host on a backend of another one, and ends their sessions: a row is changed only while none of them
+    /// uses its area.
+    fn close_channels(&self, handle: &TransportHandle, backend: BackendId) -> Result<Vec<TakenRemote>> {
+        let mut all = Vec::new();
+        for id in self.remotes_on(handle.id, backend) {
+            match self.take_remote(handle.id, id) {
+                Ok(taken) => all.push(taken),
+                Err(error) => {
+                    all.into_iter().for_each(|taken| self.put_remote_back(taken));
+                    return Err(error);
+                }
+            }
+        }
+        all.iter_mut().for_each(|taken| taken.slot.close_channel());
+        Ok(all)
     }
 
     /// Starts a backend that was moved to this host, with this host's block devices on it.
@@ -240,13 +257,7 @@ impl Manager {
         let Some((_, uuid)) = incoming.into_iter().find(|(incoming, _)| *incoming == id) else {
             return Ok(());
         };
-        let mut blkdevs = Vec::new();
-        for remote in self.remotes_on(handle.id, id) {
-            // A host has one block device on a backend, so none was taken before.
-            let mut taken = self.take_remote(handle.id, remote)?;
-            taken.slot.close_channel();
-            blkdevs.push(taken);
-        }
+        let blkdevs = self.close_channels(handle, id)?;
         let entry = match self.take_over_row(handle, id, &uuid) {
             Ok(entry) => entry,
             Err(error) => {

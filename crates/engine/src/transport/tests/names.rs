@@ -135,6 +135,39 @@ fn a_blkdev_can_have_the_name_of_its_own_backend_only() {
 }
 
 #[test]
+fn of_several_blkdevs_on_a_backend_the_first_has_its_name() {
+    let transport = two();
+    transport.name_backend(BackendId(0), Some(&name("data"))).expect("it is free");
+    transport.remove_blkdev(BlkdevId(0)).expect("it is there");
+    let shared = BlkdevSpec { shared: true, ..blkdev_on(0) };
+    let busy = Some(ErrorKind::Busy);
+    let first = transport.create_blkdev(&shared).expect("room");
+    assert_eq!(kind(transport.create_blkdev(&blkdev_on(0))), busy, "all of them share it");
+    assert_eq!(kind(transport.create_blkdev(&BlkdevSpec { shared: true, ..blkdev_on(1) })), busy);
+    let second = transport.create_blkdev(&shared).expect("room");
+    assert_eq!((first, second), (BlkdevId(0), BlkdevId(2)));
+    let shown = |transport: &Tested| -> Vec<(u32, bool, Option<String>)> {
+        let on_it = transport.blkdevs().into_iter().filter(|entry| entry.backend == BackendId(0));
+        let text = |entry: &BlkdevEntry| entry.shown_name().map(|name| name.as_str().into());
+        on_it.map(|entry| (entry.id.0, entry.further, text(&entry))).collect()
+    };
+    let data = || Some("data".into());
+    assert_eq!(shown(&reopened(&transport)), [(0, false, data()), (2, true, None)]);
+    // A name leads to one device.
+    let taken = Some(ErrorKind::AlreadyExists);
+    assert_eq!(kind(transport.name_blkdev(second, Some(&name("data")))), taken);
+    assert_eq!(kind(transport.create_named_blkdev(&shared, Some(&name("data")))), taken);
+    transport.name_blkdev(second, Some(&name("disk"))).expect("it is free");
+    assert_eq!(kind(transport.name_backend(BackendId(0), Some(&name("disk")))), taken);
+    // The next one gets it, whatever its number is.
+    transport.remove_blkdev(first).expect("it is there");
+    assert_eq!(shown(&transport), [(2, true, Some("disk".into()))]);
+    assert_eq!(transport.create_named_blkdev(&shared, Some(&name("data"))).expect("room"), first);
+    transport.name_blkdev(first, None).expect("it is there");
+    assert_eq!(shown(&reopened(&transport)), [(0, false, data()), (2, true, Some("disk".into()))]);
+}
+
+#[test]
 fn a_field_that_holds_no_name_is_a_row_without_one_and_can_be_replaced() {
     let transport = two();
     for field in [[0xff; 32], [b'7'; 32], [b'/'; 32]] {
