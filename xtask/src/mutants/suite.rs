@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The packages whose tests run: those that the mutants change, and those that test them.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 12] = [
     "cbd-types",
     "cbd-format",
     "cbd-pmem",
@@ -28,6 +28,8 @@ const PACKAGES: [&str; 10] = [
     "cbd-device",
     "cbd-backing",
     "cbd-runtime",
+    "cbd-channel",
+    "cbd-remote",
     "cbd-sim",
     "cbd-inspect",
     "cbd-models",
