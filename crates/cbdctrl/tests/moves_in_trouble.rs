@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use support::{Fixture, MIB, Ran, until, wait};
+use support::{Fixture, MIB, Ran, text_of, until, wait};
 
 const BLOCK: u64 = 4096;
 
@@ -109,6 +109,11 @@ fn commands_beside_a_move_are_refused_and_do_not_end_it() {
     refused(a, &["backend-move", "-b", "0", "--to", "b"], "backend 0 is being stopped or moved already");
     refused(b, &["backend-move", "-b", "1", "--to", "b"], "host a moves backend 0 to host b already");
     refused(a, &["backend-stop", "-b", "0", "--force"], "is being stopped already");
+    for host in [a, b] {
+        let another = format!("nbd:unix:{}", text_of(&host.path("another.sock")));
+        refused(host, &["dev-start", "-b", "0", "--shared", "-e", &another], "is being ");
+        refused(host, &["tp-unreg", "-t", "0"], "transport 0 is in use");
+    }
     c.resume();
     let moved = moving.end();
     assert_eq!(moved.code, 0, "{moved:?}");
@@ -118,6 +123,28 @@ fn commands_beside_a_move_are_refused_and_do_not_end_it() {
     rig.works(&[0, 1, 2]);
     b.ok(&["set", "-b", "0", "name=db"]);
     a.ok(&["backend-move", "-b", "1", "--to", "b"]);
+}
+
+#[test]
+fn a_block_device_that_is_stopped_while_its_backend_moves_is_gone_and_the_others_move() {
+    let rig = Rig::new();
+    let [a, b, c] = &rig.hosts;
+    for host in [a, b] {
+        let second = format!("nbd:unix:{}", text_of(&host.path("second.sock")));
+        host.ok(&["dev-start", "-b", "0", "--shared", "-e", &second]);
+    }
+    let moving = rig.hold();
+    a.ok(&["dev-stop", "-d", "3"]);
+    b.ok(&["dev-stop", "-d", "4"]);
+    c.resume();
+    let moved = moving.end();
+    assert_eq!(moved.code, 0, "{moved:?}");
+    rig.works(&[0, 1, 2]);
+    for host in [a, b] {
+        assert_eq!(host.json(&["dev-list", "--json"]).as_array().map(Vec::len), Some(1));
+    }
+    b.ok(&["backend-move", "-b", "0", "--to", "a"]);
+    rig.works(&[0, 1, 2]);
 }
 
 #[test]
