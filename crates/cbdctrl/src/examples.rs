@@ -174,9 +174,11 @@ pub fn of(name: &str) -> &'static [Example] {
         "repair" => &[("Repair damaged second copies:", "cbdctrl repair /mnt/pmem/cbd.region")],
         "rescue" => RESCUE,
         "advise" => ADVISE,
-        "demo" => {
-            &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]
-        }
+        "demo" => &[
+            ("Show CBD at work on this machine:", "cbdctrl demo"),
+            ("Faster:", "cbdctrl demo --quick"),
+            ("Two hosts on one region:", "cbdctrl demo --hosts"),
+        ],
         "daemon" => &[
             ("As the systemd unit does:", "cbdd"),
             (

@@ -1,4 +1,4 @@
-//! The demonstration, through both exports: it succeeds, and leaves nothing behind, however it ends.
+//! The demonstration, through both exports and with two hosts: it succeeds, and leaves nothing behind, however it ends.
 //!
 //! The tests run if `CBD_SYSTEM_TESTS=1` is set, one after the other, because a test would find the leftovers of another
 //! one.
@@ -196,6 +196,96 @@ fn the_demonstration_succeeds_on_a_file_system_and_leaves_nothing() {
     demo_run.expect_no_leftovers();
 }
 
+#[track_caller]
+fn check_hosts_report(report: &Value) {
+    assert_eq!(report["ok"], true);
+    assert_eq!(report["error"], Value::Null);
+    assert_eq!(report["backing_verified"], true);
+    for (index, name) in ["a", "b"].into_iter().enumerate() {
+        assert_eq!(report["hosts"][index]["host"], name);
+        for (number, host) in ["a", "b"].into_iter().enumerate() {
+            let seen = &report["hosts"][index]["hosts"][number];
+            assert_eq!((&seen["hostname"], &seen["alive"]), (&host.into(), &true.into()), "{report:#}");
+            assert_eq!(seen["this"], host == name, "{report:#}");
+        }
+    }
+    for device in ["disk", "host_a", "host_b"] {
+        for kind in ["write", "read"] {
+            for figure in ["iops", "p50_us", "p99_us", "p999_us", "count"] {
+                above_zero(report, &format!("/results/{device}/{kind}/{figure}"));
+            }
+        }
+    }
+    let median = |device: &str| report["results"][device]["write"]["p50_us"].as_f64().expect("a number");
+    assert!(median("host_b") * 5.0 < median("disk"), "a channel that is not faster: {report:#}");
+    let figures = [
+        ("kills_of_a", 1, &["dirty_bytes", "down_ms", "back_ms", "pause_ms"][..]),
+        ("kills_of_b", 1, &["down_ms", "back_ms", "reconnected_clients", "completed_on_a_while_down"]),
+        ("moves", 2, &["pause_ms", "duration_ms", "slowest_on_a_ms", "slowest_on_b_ms", "dirty_bytes"]),
+    ];
+    let compared = |pointer: &str| {
+        above_zero(report, &format!("{pointer}/acknowledged"));
+        let field = |name: &str| report.pointer(&format!("{pointer}/{name}"));
+        assert_eq!((field("lost"), field("verified")), (Some(&0.into()), field("acknowledged")), "{pointer}");
+    };
+    compared("/verified_through_both");
+    for (step, count, fields) in figures {
+        assert_eq!(report[step].as_array().map(Vec::len), Some(count), "{report:#}");
+        for index in 0..count {
+            fields.iter().for_each(|field| above_zero(report, &format!("/{step}/{index}/{field}")));
+            compared(&format!("/{step}/{index}"));
+        }
+    }
+    let kill = &report["kills_of_a"][0];
+    assert!(kill["pause_ms"].as_f64() >= kill["down_ms"].as_f64(), "no client waited: {report:#}");
+    let ends = |index: usize| (&report["moves"][index]["from"], &report["moves"][index]["to"]);
+    assert_eq!((ends(0), ends(1)), ((&"a".into(), &"b".into()), (&"b".into(), &"a".into())));
+    // The file has all writes, also those after the last move.
+    let last = report["moves"][1]["acknowledged"].as_u64();
+    assert!(report["backing"]["verified"].as_u64() >= last, "{report:#}");
+    assert_eq!(report["backing"]["bytes"], report["working_set_bytes"]);
+}
+
+#[test]
+fn the_demonstration_with_hosts_succeeds_and_leaves_nothing() {
+    if !system_tests("the_demonstration_with_hosts_succeeds_and_leaves_nothing") {
+        return;
+    }
+    let demo_run = DemoRun::new();
+    check_hosts_report(&demo_run.run(&["--hosts", "--quick", "--json"]));
+    demo_run.expect_no_leftovers();
+}
+
+#[test]
+fn a_demonstration_whose_host_dies_fails_and_leaves_nothing() {
+    if !system_tests("a_demonstration_whose_host_dies_fails_and_leaves_nothing") {
+        return;
+    }
+    let demo_run = DemoRun::new();
+    let (mut demo, mut output) = demo_run.start(&["--hosts", "--json"]);
+    until_daemons_work(&demo_run, 2);
+    // The demonstration does not kill it before its fifth step.
+    let is_of_b = |(_, line): &&(PathBuf, String)| line.contains("/b/run/control.sock");
+    let (process, _) = demo_run.processes().iter().find(is_of_b).cloned().expect("the daemon of host b");
+    support::child::signal(&process.file_name().expect("its number").to_string_lossy(), libc::SIGKILL);
+    assert_eq!(wait(&mut demo, TIMEOUT).and_then(|status| status.code()), Some(1));
+    let report: Value = serde_json::from_str(&text(&mut output)).expect("one JSON object");
+    assert_eq!((&report["ok"], &report["backing_verified"]), (&false.into(), &false.into()));
+    assert!(report["error"]["message"].is_string(), "{report:#}");
+    demo_run.expect_no_leftovers();
+}
+
+#[test]
+fn a_path_that_hosts_do_not_have_is_refused() {
+    let demo_run = DemoRun::new();
+    let (mut demo, mut output) = demo_run.start(&["--hosts", "--json", "--path", "fuse-loop"]);
+    assert_eq!(wait(&mut demo, TIMEOUT).and_then(|status| status.code()), Some(1));
+    let report: Value = serde_json::from_str(&text(&mut output)).expect("one JSON object");
+    let message = report["error"]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("--path fuse-loop: with --hosts"), "{report:#}");
+    demo_run.expect_no_leftovers();
+}
+
 #[test]
 fn the_report_has_the_reason_for_nbd_without_privileges() {
     if !system_tests("the_report_has_the_reason_for_nbd_without_privileges") {
@@ -223,18 +313,22 @@ fn the_report_has_the_reason_for_nbd_without_privileges() {
     demo_run.expect_no_leftovers();
 }
 
-/// Waits until the daemon runs and the demonstration has begun its work.
+/// Waits until so many daemons run and the demonstration has begun its work.
 #[track_caller]
-fn until_the_daemon_works(demo_run: &DemoRun) {
-    until("the daemon", || demo_run.processes().iter().any(|(_, line)| line.contains(" daemon ")));
+fn until_daemons_work(demo_run: &DemoRun, count: usize) {
+    until("the daemons", || {
+        let processes = demo_run.processes();
+        processes.iter().filter(|(_, line)| line.contains(" daemon ")).count() == count
+    });
     std::thread::sleep(Duration::from_millis(1500));
 }
 
 #[track_caller]
-fn interrupted_with(export: &str, signal: i32) {
-    let demo_run = if export == "nbd" { DemoRun::new() } else { DemoRun::with_loop_devices() };
-    let (mut demo, mut output) = demo_run.start(&["--json", "--path", export]);
-    until_the_daemon_works(&demo_run);
+fn interrupted_with(arguments: &[&str], signal: i32) {
+    let has_loop_devices = arguments.contains(&"fuse-loop");
+    let demo_run = if has_loop_devices { DemoRun::with_loop_devices() } else { DemoRun::new() };
+    let (mut demo, mut output) = demo_run.start(&[&["--json"], arguments].concat());
+    until_daemons_work(&demo_run, if arguments.contains(&"--hosts") { 2 } else { 1 });
     support::child::signal(&demo.id().to_string(), signal);
     let status = wait(&mut demo, Duration::from_secs(30));
     if status.is_none() {
@@ -249,14 +343,21 @@ fn interrupted_with(export: &str, signal: i32) {
 #[test]
 fn ctrl_c_leaves_nothing_behind() {
     if system_tests("ctrl_c_leaves_nothing_behind") {
-        interrupted_with("nbd", libc::SIGINT);
+        interrupted_with(&["--path", "nbd"], libc::SIGINT);
     }
 }
 
 #[test]
 fn ctrl_c_leaves_no_mount_behind() {
     if system_tests("ctrl_c_leaves_no_mount_behind") {
-        interrupted_with("fuse-loop", libc::SIGINT);
+        interrupted_with(&["--path", "fuse-loop"], libc::SIGINT);
+    }
+}
+
+#[test]
+fn ctrl_c_leaves_no_host_behind() {
+    if system_tests("ctrl_c_leaves_no_host_behind") {
+        interrupted_with(&["--hosts"], libc::SIGINT);
     }
 }
 
@@ -266,13 +367,13 @@ fn a_panic_leaves_nothing_behind() {
         return;
     }
     let demo_run = DemoRun::with_loop_devices();
-    for export in ["nbd", "fuse-loop"] {
-        let (mut demo, _) = demo_run.start(&["--quick", "--json", "--panic", "--path", export]);
+    for arguments in [&["--path", "nbd"][..], &["--path", "fuse-loop"], &["--hosts"]] {
+        let (mut demo, _) = demo_run.start(&[&["--quick", "--json", "--panic"], arguments].concat());
         let status = wait(&mut demo, TIMEOUT);
         if status.is_none() {
             end(&mut demo);
         }
-        assert_eq!(status.and_then(|status| status.code()), Some(101), "{export}");
+        assert_eq!(status.and_then(|status| status.code()), Some(101), "{arguments:?}");
         demo_run.expect_no_leftovers();
     }
 }
@@ -291,7 +392,7 @@ fn the_leftovers_of_a_killed_demonstration_are_removed_by_the_next() {
     }
     let demo_run = DemoRun::with_loop_devices();
     let (mut demo, _) = demo_run.start(&["--json", "--path", "fuse-loop"]);
-    until_the_daemon_works(&demo_run);
+    until_daemons_work(&demo_run, 1);
     until("its loop devices", || !demo_run.loop_devices().is_empty());
     let (processes, devices) = (demo_run.processes(), demo_run.loop_devices());
     assert!(!processes.is_empty());
@@ -305,5 +406,32 @@ fn the_leftovers_of_a_killed_demonstration_are_removed_by_the_next() {
     assert!(!folders_in(demo_run.folder.path()).is_empty());
     let report = demo_run.run(&["--quick", "--json", "--path", "nbd"]);
     assert!(report["swept"].as_array().is_some_and(|swept| swept.len() >= 2), "{report:#}");
+    demo_run.expect_no_leftovers();
+}
+
+#[test]
+fn the_hosts_of_a_killed_demonstration_end_with_it_and_the_next_removes_their_region() {
+    let name = "the_hosts_of_a_killed_demonstration_end_with_it_and_the_next_removes_their_region";
+    if !system_tests(name) {
+        return;
+    }
+    let demo_run = DemoRun::new();
+    let (mut demo, _) = demo_run.start(&["--hosts", "--json"]);
+    until_daemons_work(&demo_run, 2);
+    let processes = demo_run.processes();
+    end(&mut demo);
+    until("the end of every process", || processes.iter().all(|(process, _)| has_ended(process)));
+    assert_eq!(
+        (folders_in(demo_run.folder.path()).len(), dead_folders_in(Path::new("/dev/shm")).len()),
+        (1, 1)
+    );
+    // Whichever demonstration is started next removes both.
+    let (mut next, mut output) = demo_run.start(&["--hosts", "--quick", "--json"]);
+    until("the folders are removed", || dead_folders_in(Path::new("/dev/shm")).is_empty());
+    until_daemons_work(&demo_run, 2);
+    support::child::signal(&next.id().to_string(), libc::SIGINT);
+    assert_eq!(wait(&mut next, TIMEOUT).and_then(|status| status.code()), Some(130));
+    let report: Value = serde_json::from_str(&text(&mut output)).expect("one JSON object");
+    assert_eq!(report["swept"].as_array().map(Vec::len), Some(2), "{report:#}");
     demo_run.expect_no_leftovers();
 }

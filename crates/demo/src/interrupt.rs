@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(4);
 /// Timeout for the kernel to end a killed child and its I/O.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which a child is polled: its end has no event that several threads could wait for.
+/// Interval of [`poll_until`].
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -59,6 +59,21 @@ pub fn check() -> Result<()> {
 fn kill_children() {
     for &child in children().iter() {
         system::signal(child, libc::SIGKILL);
+    }
+}
+
+/// Polls until `is_over`; false after `timeout`. For what has no event that several threads could wait for, such as the
+/// end of a child.
+pub fn poll_until(timeout: Duration, mut is_over: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + timeout;
+    loop {
+        if is_over() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -131,10 +146,7 @@ impl Guarded {
 
     /// Its exit status; none if it has not ended within `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
-        let end = Instant::now() + timeout;
-        while self.ended().is_none() && Instant::now() < end {
-            std::thread::sleep(POLL_INTERVAL);
-        }
+        poll_until(timeout, || self.ended().is_some());
         self.status
     }
 

@@ -1,7 +1,8 @@
 //! `cbdctrl demo`: measures CBD on this machine, and shows that acknowledged writes survive a kill of the daemon.
 //!
 //! It measures a slow disk without and with a cache, and the same export over plain memory; it kills the daemon
-//! during checksummed writes; at the end it compares the disk alone with the log of writes.
+//! during checksummed writes; at the end it compares the disk alone with the log of writes. With `--hosts` two daemons
+//! share the region ([`hosts`]).
 //!
 //! Invariants: nothing is installed, and nothing is left behind, however it ends: everything is in folders, mounts
 //! and processes of its own, which end with this process or are swept at the next start. The exit code is 0 only if
@@ -13,6 +14,7 @@ mod block;
 mod files;
 mod filesystem;
 mod folders;
+mod hosts;
 mod interrupt;
 mod kill;
 mod measure;
@@ -27,9 +29,10 @@ mod target;
 mod work;
 
 use cbd_daemon::api::ErrorBody;
+use cbd_types::Result;
 use clap::Args;
 use output::Output;
-use report::Report;
+use report::{Conclusion, Report};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -41,6 +44,10 @@ pub struct Arguments {
     /// Shorter, with less data: half a minute
     #[arg(long)]
     pub quick: bool,
+    /// Two hosts on one region instead: a block device through the other host, the daemon of either killed, and the
+    /// backend moved to and fro under load; less than a minute
+    #[arg(long)]
+    pub hosts: bool,
     /// The export through which the device is reached [default: fuse-loop where that is possible, else nbd]
     #[arg(long, value_enum, value_name = "PATH")]
     pub path: Option<ExportKind>,
@@ -70,23 +77,32 @@ pub fn run(arguments: &Arguments, json: bool, wrap: fn(&str) -> String) -> ExitC
             }
         };
     }
-    let begun = Instant::now();
     let output = Output::new(json, wrap);
+    if arguments.hosts {
+        let scale = if arguments.quick { hosts::QUICK } else { hosts::FULL };
+        let report = hosts::Report::new(&scale);
+        return conclude(output, json, report, |report| hosts::run(arguments, &scale, output, report));
+    }
     let scale = if arguments.quick { steps::QUICK } else { steps::FULL };
-    let mut report = Report::new(&scale);
-    let result = interrupt::listen().and_then(|()| steps::run(arguments, &scale, output, &mut report));
-    report.ok = result.is_ok();
-    report.samples = report.results.samples();
-    report.duration_s = (begun.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+    conclude(output, json, Report::new(&scale), |report| steps::run(arguments, &scale, output, report))
+}
+
+/// Runs the steps, and prints the report that they have filled.
+fn conclude<R: Conclusion>(
+    output: Output,
+    json: bool,
+    mut report: R,
+    steps: impl FnOnce(&mut R) -> Result<()>,
+) -> ExitCode {
+    let begun = Instant::now();
+    let result = interrupt::listen().and_then(|()| steps(&mut report));
+    let duration_s = (begun.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+    report.conclude(result.as_ref().err().map(ErrorBody::from), duration_s);
     if let Err(error) = &result {
         eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
-        report.error = Some(ErrorBody::from(error));
     } else {
-        output.title(&report::table(&report));
-        output.print(&format!(
-            "Every check passed. It took {:.0} s, and left nothing behind.",
-            report.duration_s
-        ));
+        output.title(&report.table());
+        output.print(&format!("Every check passed. It took {duration_s:.0} s, and left nothing behind."));
     }
     if json {
         match serde_json::to_string_pretty(&report) {

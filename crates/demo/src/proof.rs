@@ -2,9 +2,10 @@
 //!
 //! Invariants: the file is read without CBD; a file system in it is mounted by the kernel.
 
-use crate::block::{self, Verdict};
+use crate::block::{BLOCK, Log, Verdict};
 use crate::filesystem::{Mounted, Tools};
-use crate::measure::read_all;
+use crate::measure::{Compared, read_all};
+use crate::output::Bar;
 use crate::report::BackingComparison;
 use crate::steps::Demo;
 use crate::target::{ExportKind, FILE, Io, system};
@@ -30,17 +31,39 @@ impl Demo {
             mounted.unmount()?;
             compared.and(files)
         } else {
-            let mut io = Io::plain(disk)?;
-            let compared = read_all(&mut io, &logs.blocks, &bar, blocks)?;
-            check_rest_is_empty(disk, self.scale.working_set)?;
-            compared
+            compare_blocks(disk, &logs.blocks, &bar)?
         }
-        .check("the backing file alone")?;
-        found.blocks = compared.blocks;
-        found.verified = compared.verified;
-        found.bytes = compared.blocks * block::BLOCK as u64;
+        .check(ALONE)?;
+        found.add(compared);
         Ok(found)
     }
+}
+
+/// Compares a plain file that contains the blocks and nothing else with their log.
+///
+/// # Errors
+/// [`ErrorKind::Damaged`] if it differs.
+pub fn compare_file(disk: &Path, log: &Log, bar: &Bar) -> Result<BackingComparison> {
+    let mut found = BackingComparison::default();
+    found.add(compare_blocks(disk, log, bar)?.check(ALONE)?);
+    Ok(found)
+}
+
+const ALONE: &str = "the backing file alone";
+
+impl BackingComparison {
+    const fn add(&mut self, compared: Compared) {
+        self.blocks = compared.blocks;
+        self.verified = compared.verified;
+        self.bytes = compared.blocks * BLOCK as u64;
+    }
+}
+
+fn compare_blocks(disk: &Path, log: &Log, bar: &Bar) -> Result<Compared> {
+    let mut io = Io::plain(disk)?;
+    let compared = read_all(&mut io, log, bar, |slot, block| log.validate(slot, block))?;
+    check_rest_is_empty(disk, u64::from(log.slots()) * BLOCK as u64)?;
+    Ok(compared)
 }
 
 /// Fails if there is data behind the working set, where no write went.

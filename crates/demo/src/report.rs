@@ -100,15 +100,30 @@ pub struct Results {
     pub memory: Option<Pair>,
 }
 
-impl Results {
-    /// Requests that were measured.
-    pub fn samples(&self) -> u64 {
-        [self.uncached, self.cached, self.memory]
-            .into_iter()
-            .flatten()
-            .map(|pair| pair.write.count + pair.read.count)
-            .sum()
+/// A report that says at the end how the demonstration has ended.
+pub trait Conclusion: Serialize {
+    /// Notes the error, if there was one, and the duration.
+    fn conclude(&mut self, error: Option<ErrorBody>, duration_s: f64);
+    /// The figures, for people.
+    fn table(&self) -> String;
+}
+
+impl Conclusion for Report {
+    fn conclude(&mut self, error: Option<ErrorBody>, duration_s: f64) {
+        self.ok = error.is_none();
+        self.error = error;
+        self.samples = samples(&[self.results.uncached, self.results.cached, self.results.memory]);
+        self.duration_s = duration_s;
     }
+
+    fn table(&self) -> String {
+        table(self)
+    }
+}
+
+/// Requests that were measured.
+pub fn samples(pairs: &[Option<Pair>]) -> u64 {
+    pairs.iter().flatten().map(|pair| pair.write.count + pair.read.count).sum()
 }
 
 /// The kill of the daemon, and the comparison after its restart.
@@ -159,13 +174,25 @@ pub struct BackingComparison {
 }
 
 /// The table at the end, with its conditions.
-pub fn table(report: &Report) -> String {
-    let mut rows = vec![["", "", "IOPS", "p50 us", "p99 us", "p99.9 us", "samples"].map(str::to_owned)];
-    let devices = [
+fn table(report: &Report) -> String {
+    let mut text = figures(&[
         ("disk alone", report.results.uncached),
         ("with CBD", report.results.cached),
         ("plain memory", report.results.memory),
-    ];
+    ]);
+    let _ = writeln!(
+        text,
+        "Working set {}, cache {}, all through the same export: {}.",
+        format_size(report.working_set_bytes),
+        format_size(report.cache_bytes),
+        report.path.map_or("none", ExportKind::description)
+    );
+    text
+}
+
+/// The figures of each device, writes before reads.
+pub fn figures(devices: &[(&str, Option<Pair>)]) -> String {
+    let mut rows = vec![["", "", "IOPS", "p50 us", "p99 us", "p99.9 us", "samples"].map(str::to_owned)];
     for (is_write, kind) in [(true, "write"), (false, "read")] {
         for (index, (name, pair)) in devices.iter().enumerate() {
             let Some(pair) = pair else { continue };
@@ -184,13 +211,6 @@ pub fn table(report: &Report) -> String {
     }
     let mut text = String::from("4 KiB, random, one request at a time\n");
     text.push_str(&aligned(&rows));
-    let _ = writeln!(
-        text,
-        "Working set {}, cache {}, all through the same export: {}.",
-        format_size(report.working_set_bytes),
-        format_size(report.cache_bytes),
-        report.path.map_or("none", ExportKind::description)
-    );
     text
 }
 
@@ -236,7 +256,7 @@ mod tests {
     fn numbers_are_right_aligned() {
         let figures = |iops| Figures { iops, p50_us: 9.25, p99_us: 1234.0, p999_us: 20_000.0, count: 77 };
         let pair = |iops| Some(Pair { write: figures(iops), read: figures(iops), read_missed_bytes: None });
-        let report = Report {
+        let mut report = Report {
             ok: true,
             error: None,
             version: "0",
@@ -261,6 +281,7 @@ mod tests {
         assert_eq!(lines.len(), 10, "{text}");
         assert!(lines[1..9].iter().all(|line| line.len() == lines[1].len()), "{text}");
         assert!(lines[9].contains("64 MiB") && lines[9].contains("256 MiB"));
-        assert_eq!(report.results.samples(), 6 * 77);
+        report.conclude(None, 1.0);
+        assert_eq!(report.samples, 6 * 77);
     }
 }

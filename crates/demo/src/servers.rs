@@ -131,14 +131,22 @@ impl Daemon {
     /// # Errors
     /// The daemon's error.
     pub fn register(&self, region: &Path, size: u64) -> Result<()> {
+        self.register_as("demo", region, Some(size), false)
+    }
+
+    /// Registers the region as `host`; with a size it is created. With `shared` other hosts can register, too.
+    ///
+    /// # Errors
+    /// The daemon's error.
+    pub fn register_as(&self, host: &str, region: &Path, size: Option<u64>, shared: bool) -> Result<()> {
         let request = RegisterTransport {
-            host: "demo".to_owned(),
+            host: host.to_owned(),
             path: text(region)?,
-            size: Some(size),
+            size,
             segment_size: None,
-            format: true,
+            format: size.is_some(),
             force: false,
-            shared: false,
+            shared: shared && size.is_some(),
         };
         self.client.post::<_, TransportRegistered>("/v1/transports", &request).map(drop)
     }
@@ -148,12 +156,31 @@ impl Daemon {
     /// # Errors
     /// The daemon's error.
     pub fn start_backend(&self, disk: &Path, cache: Option<u64>) -> Result<Started> {
-        let socket = self.folder.join("nbd.sock");
+        let socket = self.nbd_socket();
+        let started = self.add_backend(disk, cache, Some(self.export.option(&socket)))?;
+        let blkdev = started.blkdev.ok_or_else(|| self.failed("the daemon created no device".to_owned()))?;
+        if let Some(error) = blkdev.error {
+            return Err(self.failed(format!("the device is not served: {error}")));
+        }
+        let device = if self.export == ExportKind::Nbd { socket } else { PathBuf::from(blkdev.dev_name) };
+        Ok(Started { backend: started.backend_id, device })
+    }
+
+    /// Starts a backend on `disk`, with a device if there is an export for it.
+    ///
+    /// # Errors
+    /// The daemon's error.
+    pub fn add_backend(
+        &self,
+        disk: &Path,
+        cache: Option<u64>,
+        export: Option<String>,
+    ) -> Result<BackendStarted> {
         let request = StartBackend {
             path: text(disk)?,
             cache_size: cache,
-            start_dev: true,
-            export: Some(self.export.option(&socket)),
+            start_dev: export.is_some(),
+            export,
             // Writeback merges epochs, so the slow disk catches up soon, however many flushes there were.
             consistency: Some(Consistency::Checkpoint),
             ..StartBackend::default()
@@ -165,12 +192,17 @@ impl Daemon {
             let settings = format!("/v1/transports/0/backends/{}/settings", started.backend_id);
             self.client.patch::<_, Settings>(&settings, &change)?;
         }
-        let blkdev = started.blkdev.ok_or_else(|| self.failed("the daemon created no device".to_owned()))?;
-        if let Some(error) = blkdev.error {
-            return Err(self.failed(format!("the device is not served: {error}")));
-        }
-        let device = if self.export == ExportKind::Nbd { socket } else { PathBuf::from(blkdev.dev_name) };
-        Ok(Started { backend: started.backend_id, device })
+        Ok(started)
+    }
+
+    /// The socket of its NBD export.
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.folder.join("nbd.sock")
+    }
+
+    /// A client of its control socket.
+    pub const fn client(&self) -> &Client {
+        &self.client
     }
 
     /// The status of a backend; after a restart, an error unless the backend and its device are served.

@@ -105,11 +105,7 @@ impl Report {
 /// The error of the first step that fails.
 pub fn run(arguments: &Arguments, scale: &Scale, output: Output, report: &mut Report) -> Result<()> {
     output.print("CBD: a persistent-memory write-back cache, shown on this machine.");
-    let swept = folders::sweep();
-    if !swept.is_empty() {
-        output.print(&format!("Removed the leftovers of {} killed demonstrations.", swept.len()));
-    }
-    report.swept = swept.iter().map(|path| path.display().to_string()).collect();
+    report.swept = sweep(output);
     let (export, reason) = choose(arguments)?;
     let folder = Folder::create(&folders::temporary())?;
     let mut demo = Demo { panics: arguments.panic, scale: *scale, output, export, folder };
@@ -128,6 +124,15 @@ pub fn run(arguments: &Arguments, scale: &Scale, output: Output, report: &mut Re
         result => Some(result?),
     };
     demo.disk(report)
+}
+
+/// Removes what killed demonstrations left, and returns the paths of its folders.
+pub fn sweep(output: Output) -> Vec<String> {
+    let swept = folders::sweep();
+    if !swept.is_empty() {
+        output.print(&format!("Removed the leftovers of {} killed demonstrations.", swept.len()));
+    }
+    swept.iter().map(|path| path.display().to_string()).collect()
 }
 
 fn choose(arguments: &Arguments) -> Result<(ExportKind, Option<String>)> {
@@ -182,23 +187,11 @@ impl Demo {
     }
 
     fn report(&self, pair: &measure::Pair) {
-        let (write, read) = (&pair.write, &pair.read);
-        self.output.print(&format!(
-            "   {} writes a second, {} reads a second; half of them within {:.1} and {:.1} us.",
-            grouped(write.iops.round() as u64),
-            grouped(read.iops.round() as u64),
-            write.p50_us,
-            read.p50_us
-        ));
+        print_pair(self.output, "", pair);
     }
 
-    /// An empty disk.
     fn new_disk(&self) -> Result<PathBuf> {
-        let path = self.folder.path().join("disk");
-        File::create(&path)
-            .and_then(|file| file.set_len(self.scale.disk))
-            .map_err(|error| system(path.display().to_string(), &error))?;
-        Ok(path)
+        new_disk(&self.folder, self.scale.disk)
     }
 
     fn disk(&self, report: &mut Report) -> Result<()> {
@@ -319,6 +312,30 @@ impl Demo {
             seconds: (seconds * 100.0).round() / 100.0,
         })
     }
+}
+
+/// Prints the figures of a device in one line, which `prefix` begins.
+pub fn print_pair(output: Output, prefix: &str, pair: &measure::Pair) {
+    let (write, read) = (&pair.write, &pair.read);
+    output.print(&format!(
+        "   {prefix}{} writes a second, {} reads a second; half of them within {:.1} and {:.1} us.",
+        grouped(write.iops.round() as u64),
+        grouped(read.iops.round() as u64),
+        write.p50_us,
+        read.p50_us
+    ));
+}
+
+/// An empty disk: a file of `bytes` in `folder`.
+///
+/// # Errors
+/// The system error.
+pub fn new_disk(folder: &Folder, bytes: u64) -> Result<PathBuf> {
+    let path = folder.path().join("disk");
+    File::create(&path)
+        .and_then(|file| file.set_len(bytes))
+        .map_err(|error| system(path.display().to_string(), &error))?;
+    Ok(path)
 }
 
 /// A number that differs between runs.

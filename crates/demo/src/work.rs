@@ -8,7 +8,7 @@ use crate::files::Files;
 use crate::target::{Io, Sync, Target};
 use cbd_types::{AlignedBuffer, Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Threads that write.
 pub const WRITERS: u32 = 8;
@@ -47,12 +47,23 @@ pub struct Gauge {
     acknowledged: AtomicU64,
     in_flight: AtomicU32,
     failed: AtomicU32,
+    slowest_ns: AtomicU64,
 }
 
 impl Gauge {
+    /// Stops the threads when the result is dropped.
+    pub const fn stop_on_drop(&self) -> StopOnDrop<'_> {
+        StopOnDrop(self)
+    }
+
+    /// The duration of the slowest step that has succeeded since the last call.
+    pub fn take_slowest(&self) -> Duration {
+        Duration::from_nanos(self.slowest_ns.swap(0, Ordering::SeqCst))
+    }
+
     /// Writes acknowledged so far.
     pub fn acknowledged(&self) -> u64 {
-        self.acknowledged.load(Ordering::Relaxed)
+        self.acknowledged.load(Ordering::SeqCst)
     }
 
     /// Writes in flight now.
@@ -87,7 +98,7 @@ pub fn write_while<T>(
     let paths: Vec<Io> = (0..WRITERS).map(|_| target.open(Sync::Durable)).collect::<Result<_>>()?;
     let (watched, ended) = std::thread::scope(|scope| {
         // Stops the threads also if `watch` panics: the scope would wait for them forever.
-        let stop = StopOnDrop(&gauge);
+        let stop = gauge.stop_on_drop();
         let gauge = &gauge;
         let saver = target.root().map(|root| scope.spawn(|| repeat(gauge, || logs.files.save(root))));
         let writers: Vec<_> = (0..WRITERS)
@@ -111,7 +122,8 @@ pub fn write_while<T>(
     Ok((watched, ended))
 }
 
-struct StopOnDrop<'a>(&'a Gauge);
+/// Stops the threads of a [`Gauge`] when it is dropped.
+pub struct StopOnDrop<'a>(&'a Gauge);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
@@ -132,13 +144,17 @@ fn write(mut io: Io, log: &Log, seed: u64, writer: u32, gauge: &Gauge) -> Ended 
 }
 
 /// Repeats `step` until it fails or the threads are told to stop.
-fn repeat(gauge: &Gauge, mut step: impl FnMut() -> Result<()>) -> Ended {
+pub fn repeat(gauge: &Gauge, mut step: impl FnMut() -> Result<()>) -> Ended {
     while !gauge.stop.load(Ordering::SeqCst) {
         gauge.in_flight.fetch_add(1, Ordering::SeqCst);
         let issued = Instant::now();
         let result = step();
         match &result {
-            Ok(()) => gauge.acknowledged.fetch_add(1, Ordering::Relaxed),
+            Ok(()) => {
+                let duration = u64::try_from(issued.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                gauge.slowest_ns.fetch_max(duration, Ordering::SeqCst);
+                gauge.acknowledged.fetch_add(1, Ordering::SeqCst)
+            }
             Err(_) => u64::from(gauge.failed.fetch_add(1, Ordering::SeqCst)),
         };
         gauge.in_flight.fetch_sub(1, Ordering::SeqCst);
