@@ -364,6 +364,15 @@ impl Manager {
     }
 }
 
+impl Manager {
+    /// Does what other hosts of shared regions ask for, and uses what they serve.
+    fn follow_hosts(self: &Arc<Self>) {
+        self.follow_moves();
+        self.serve_other_hosts();
+        self.reopen_remotes();
+    }
+}
+
 impl Background {
     /// Tells the thread to end, and waits for it.
     fn end(self) {
@@ -377,6 +386,10 @@ impl Background {
         let work = move || {
             let mut probes = Probes::default();
             let mut watching = Watching::default();
+            // At once, since clients of all hosts may wait for it.
+            if let Some(manager) = manager.upgrade() {
+                manager.follow_hosts();
+            }
             while stopped.recv_timeout(BACKGROUND_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
                     Some(manager) => {
@@ -385,9 +398,7 @@ impl Background {
                         manager.retry_down(&mut probes);
                         manager.examine_one_that_is_down();
                         manager.reopen_exports();
-                        manager.follow_moves();
-                        manager.serve_other_hosts();
-                        manager.reopen_remotes();
+                        manager.follow_hosts();
                         manager.watch_remotes();
                         manager.schedule_scrubs();
                         manager.watch_files(&mut watching);

@@ -64,7 +64,8 @@ impl Manager {
         force: bool,
     ) -> Result<Option<Arc<RunningBackend>>> {
         let mut taken = self.take_slot(transport, id, "its use is being checked")?;
-        let used_by_others = taken.handle.refuse_used_by_others(id);
+        // Ends first what another host has stopped since the last look.
+        let used_by_others = if force { Ok(()) } else { taken.refuse_served(&self.fixed) };
         let slot = &mut taken.slot;
         let result = if slot.stopping {
             Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")))

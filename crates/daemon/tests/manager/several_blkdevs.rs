@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, MIB, Running, refused};
 use crate::hosts::{Host, Shared, wait_until};
-use cbd_daemon::api::{BlkdevInfo, StartBackend, StartBlkdev, StopBlkdev};
+use cbd_daemon::api::{BlkdevInfo, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
 use cbd_daemon::control::Control;
 use cbd_nbd::Listen;
 use cbd_testkit::Client;
@@ -117,4 +117,17 @@ fn a_host_has_several_block_devices_on_a_backend_of_another_one() {
     wait_until("its client is gone", || b.daemon.stop_blkdev(0, 2, StopBlkdev::default()).is_ok());
     let mut clients = [client(&a.fixture, "0.sock"), client(&b.fixture, "1.sock")];
     each_sees_what_the_others_write(&mut clients, 21);
+    drop(clients);
+    // The backend stops as soon as all are gone, also before the next look.
+    let stop =
+        |host: &Host, id| host.daemon.stop_blkdev(0, id, StopBlkdev { force: true });
+    stop(&a, 0).unwrap();
+    stop(&a, 1).unwrap();
+    refused(
+        crate::fixture::stop(&a.daemon, StopBackend::default()),
+        ErrorKind::Busy,
+        "block device 3 of host b",
+    );
+    stop(&b, 3).unwrap();
+    crate::fixture::stop(&a.daemon, StopBackend::default()).unwrap();
 }
