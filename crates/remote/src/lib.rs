@@ -4,7 +4,8 @@
 //! it executes the requests that arrive in the channel with a queue of the device.
 //!
 //! Both sides look for what the other one has stored: there is no interrupt between hosts. Whoever waits looks again after a time that
-//! begins with some microseconds and is doubled up to [`WAIT_MAX`], or [`QUIET_WAIT_MAX`] where nothing has arrived for [`QUIET`].
+//! begins with some microseconds and is doubled up to [`WAIT_MAX`]; on the host that has the backend further, when nothing has arrived for
+//! some time, least often after [`IDLE`].
 //!
 //! Invariants: the queues of a device share one channel, whose client orders all its requests. A request completes once; while the
 //! other host is away it waits, and continues when that is back.
@@ -26,7 +27,7 @@ mod switch;
 pub use device::RemoteDevice;
 pub use ended::EndedDevice;
 pub use figures::OperationFigures;
-pub use pause::{QUIET, QUIET_WAIT_MAX, WAIT_MAX};
+pub use pause::{IDLE, WAIT_MAX};
 pub use service::{Service, ServiceOptions};
 pub use shared::{Changes, SharedDevice};
 pub use switch::SwitchDevice;

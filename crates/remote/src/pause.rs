@@ -8,15 +8,21 @@ use std::time::{Duration, Instant};
 /// The first wait: the time in which a channel usually brings an answer.
 const WAIT_MIN: Duration = Duration::from_micros(20);
 
-/// The longest wait while something is in flight, or was within [`QUIET`].
+/// The longest wait while something is in flight, or was just now.
 pub const WAIT_MAX: Duration = Duration::from_millis(1);
 
-/// The longest wait of a side at which nothing has arrived for [`QUIET`]: each look costs some microseconds, and together less than a
-/// hundredth of a processor.
-pub const QUIET_WAIT_MAX: Duration = Duration::from_millis(4);
+/// Longest waits of a side at which nothing has arrived for some time: the first request is as late as that. Each look costs up to a
+/// tenth of a millisecond on virtual machines, and all of them together less than a hundredth of a processor in the end.
+const WAITS_WHEN_QUIET: [(Duration, Duration); 2] =
+    [(IDLE, Duration::from_millis(10)), (Duration::from_millis(100), Duration::from_millis(4))];
 
-/// Time without requests after which a side looks less often.
-pub const QUIET: Duration = Duration::from_millis(100);
+/// Time without requests after which a side looks least often.
+pub const IDLE: Duration = Duration::from_secs(2);
+
+/// The longest wait of a side at which nothing has arrived for this time.
+pub(crate) fn wait_max(quiet: Duration) -> Duration {
+    WAITS_WHEN_QUIET.into_iter().find(|(after, _)| quiet >= *after).map_or(WAIT_MAX, |(_, wait)| wait)
+}
 
 /// Waits that are doubled as long as nothing arrives, by a descriptor.
 ///
@@ -103,6 +109,13 @@ mod tests {
         assert_eq!(pause.next, WAIT_MIN);
         pause.end();
         assert!(!is_readable_within(&pause, 5 * WAIT_MAX), "there is nothing to wait for");
+    }
+
+    #[test]
+    fn waits_are_longer_the_longer_nothing_has_arrived() {
+        let waits =
+            [0, 99, 100, 1999, 2000, 100_000].map(|ms| wait_max(Duration::from_millis(ms)).as_millis());
+        assert_eq!(waits, [1, 1, 4, 4, 10, 10]);
     }
 
     #[test]

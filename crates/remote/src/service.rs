@@ -1,7 +1,7 @@
 //! The side of the host that has the backend.
 
 use crate::ChannelUse;
-use crate::pause::{Pause, QUIET, QUIET_WAIT_MAX, WAIT_MAX};
+use crate::pause::{Pause, wait_max};
 use crate::shared::{Changes, SharedQueue};
 use cbd_channel::{Server, ServerState};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
@@ -196,7 +196,7 @@ impl<M: Pmem> Serving<M> {
                 std::hint::spin_loop();
                 continue;
             }
-            self.pause.begin(if last.elapsed() < QUIET { WAIT_MAX } else { QUIET_WAIT_MAX });
+            self.pause.begin(wait_max(last.elapsed()));
             set.wait(None)?;
             self.event.clear();
             // Also without a request: another blkdev's may have woken it.

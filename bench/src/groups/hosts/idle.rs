@@ -10,7 +10,7 @@ use crate::options::Options;
 use crate::{Figures, rounded};
 use cbd_export::wait_any;
 use cbd_nbd::{Listen, Options as NbdOptions, Server};
-use cbd_remote::QUIET;
+use cbd_remote::IDLE;
 use cbd_testkit::Client;
 use cbd_types::{Error, ErrorKind, Result};
 use serde_json::{Map, json};
@@ -36,7 +36,7 @@ pub fn run(options: &Options, connected: &mut Connected, figures: &mut Figures) 
         client.read(place, &mut block)?;
     }
     let sides = [connected.server_threads.clone(), Threads::now()?.without(&before)];
-    wait_any(&[], Some(5 * QUIET))?;
+    wait_any(&[], Some(IDLE + IDLE / 4))?;
     let time = Duration::from_secs(if options.quick { 2 } else { 10 });
     let percent = percent_of_a_processor(&sides, time)?;
     // The session goes on.
