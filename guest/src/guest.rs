@@ -155,7 +155,10 @@ impl Host {
     }
 
     /// The guest's root and devices, and the command that boots it.
-    fn prepare(&self, plan: &Plan, kvm: bool) -> Result<(Paths, Command), String> {
+    ///
+    /// # Errors
+    /// What cannot be read or written.
+    pub fn prepare(&self, plan: &Plan, kvm: bool) -> Result<(Paths, Command), String> {
         let number = self.boots.fetch_add(1, Ordering::Relaxed);
         let folder = self.folder.join(format!("guest{number}"));
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
@@ -235,7 +238,7 @@ impl Host {
 
     /// Whether the processor executes the guest's instructions. On some machines /dev/kvm does not boot a
     /// stock kernel, and QEMU does not end then: a trial decides, once for each boot of this machine.
-    fn uses_kvm(&self, plan: &Plan) -> Result<bool, String> {
+    pub fn uses_kvm(&self, plan: &Plan) -> Result<bool, String> {
         let device = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
         match (plan.mode, plan.accelerator, device) {
             (Mode::Counting, ..) | (_, Accelerator::Tcg, _) | (_, Accelerator::Auto, Err(_)) => Ok(false),
@@ -327,7 +330,8 @@ impl Said {
     }
 }
 
-fn last_lines(console: &Path) -> Vec<String> {
+/// The last messages of a guest's kernel.
+pub fn last_lines(console: &Path) -> Vec<String> {
     let bytes = fs::read(console).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<_> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();

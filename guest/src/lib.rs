@@ -11,6 +11,7 @@
 
 mod built;
 mod debian;
+mod driven;
 mod guest;
 mod image;
 mod jobs;
@@ -24,7 +25,9 @@ mod store;
 pub use jobs::{CUTS, test};
 
 // The modules name these as their own.
-use cbd_harness::{install, leftovers, packages, problem, processes, random, report, shell, workspace};
+use cbd_harness::{
+    deadline, install, leftovers, packages, problem, processes, random, report, shell, workspace,
+};
 
 use crate::leftovers::Scratch;
 use crate::problem::Problem;

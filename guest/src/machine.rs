@@ -53,7 +53,7 @@ impl Paths {
     fn disk(&self, disk: &Disk, name: &str) -> PathBuf {
         match disk {
             Disk::New(_) => self.folder.join(name),
-            Disk::File(path) => path.clone(),
+            Disk::File(path) | Disk::Shared(path) => path.clone(),
         }
     }
 }
@@ -99,13 +99,24 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
         line.word("-chardev").value(&format!("file,id={name},path="), path, "");
         line.word("-device").word(format!("virtserialport,chardev={name},name={name}"));
     }
+    if plan.takes_orders {
+        // What is read is input; the guest writes nothing to this port.
+        line.words("-chardev file,id=orders,path=/dev/null,input-path=/proc/self/fd/0");
+        line.words("-device virtserialport,chardev=orders,name=orders");
+    }
     for (number, disk) in plan.disks.iter().enumerate() {
+        // Guests that share a file reach it through one page cache, that of this machine.
+        let (behind, attribute) = match disk {
+            Disk::Shared(_) => (",file.locking=off", ",share-rw=on"),
+            Disk::New(_) | Disk::File(_) => ("", ""),
+        };
         line.word("-drive").value(
             "if=none,format=raw,discard=unmap,file=",
             paths.disk(disk, &format!("disk{number}")),
-            &format!(",id=disk{number}"),
+            &format!(",id=disk{number}{behind}"),
         );
-        line.word("-device").word(format!("virtio-blk-pci,drive=disk{number},serial=disk{number}"));
+        line.word("-device")
+            .word(format!("virtio-blk-pci,drive=disk{number},serial=disk{number}{attribute}"));
     }
     for (number, socket) in plan.vhost_user.iter().enumerate() {
         // QEMU reconnects to a server that goes away.
@@ -336,6 +347,18 @@ mod tests {
         let line = line(&plan, false);
         assert!(line.contains("file=/tmp/a,,b/disk0,id=disk0"), "{line}");
         assert!(line.contains("-initrd /tmp/a,b/image"), "{line}");
+    }
+
+    #[test]
+    fn a_shared_disk_is_not_locked_and_a_guest_that_takes_orders_has_a_port_for_them() {
+        let plan = |disk| Plan { disks: vec![disk], ..Plan::of_script("true") };
+        let alone = line(&plan(Disk::File("/d".into())), false);
+        assert!(!alone.contains("locking") && !alone.contains("share-rw"), "{alone}");
+        let shared = Plan { takes_orders: true, ..plan(Disk::Shared("/d".into())) };
+        let shared = line(&shared, false);
+        assert!(shared.contains("file=/d,id=disk0,file.locking=off"), "{shared}");
+        assert!(shared.contains("drive=disk0,serial=disk0,share-rw=on"), "{shared}");
+        assert!(shared.contains("chardev=orders,name=orders") && !alone.contains("orders"), "{shared}");
     }
 
     #[test]

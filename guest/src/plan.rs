@@ -51,6 +51,9 @@ pub enum Disk {
     New(u64),
     /// A file of this machine with its content.
     File(PathBuf),
+    /// A file that several guests have as a disk at the same time. It has the same serial number in all of them if it has the
+    /// same place among their disks.
+    Shared(PathBuf),
 }
 
 /// An NVMe disk of the guest, whose controller has the commands Verify and Compare.
@@ -115,6 +118,8 @@ pub struct Plan {
     pub out: Option<PathBuf>,
     /// Further parameters of the kernel.
     pub append: Vec<String>,
+    /// Whether QEMU's standard input goes to the guest's port `orders`, for a guest that a [`crate::driven::Driven`] drives.
+    pub takes_orders: bool,
     /// Limit of the whole run.
     pub timeout: Duration,
     /// The command; empty for a shell.
@@ -139,6 +144,7 @@ impl Default for Plan {
             cbd: false,
             out: None,
             append: Vec::new(),
+            takes_orders: false,
             timeout: Duration::from_secs(300),
             command: Vec::new(),
         }

@@ -29,14 +29,14 @@ const MKFS: &str = "mkfs.ext4 -q -b 4096 /dev/pmem0";
 const MOUNT: &str = "mount -t ext4 -o dax /dev/pmem0 /mnt";
 
 /// Converts it to a device that can be mapped itself, as `ndctl create-namespace --mode devdax` does; it
-/// keeps that form.
+/// keeps that form. Its kernel keeps the descriptions of its pages in it, or with `pages=ram` in ordinary memory.
 pub const DEVDAX: &str = "
     cd /sys/bus/nd/devices
     seed=$(cat region0/dax_seed)
     if [ -e namespace0.0/driver ]; then
         echo namespace0.0 >/sys/bus/nd/drivers/nd_pmem/unbind
     fi
-    echo pmem >$seed/mode
+    echo ${pages:-pmem} >$seed/mode
     cat /proc/sys/kernel/random/uuid >$seed/uuid
     echo namespace0.0 >$seed/namespace
     echo $seed >/sys/bus/nd/drivers/dax_pmem/bind

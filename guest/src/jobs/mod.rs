@@ -10,6 +10,7 @@ mod file_systems;
 mod harness;
 mod machines;
 mod memory;
+mod one_disk;
 mod sealed;
 mod shared;
 mod ublk;
@@ -81,6 +82,7 @@ const JOBS: &[(&str, Job)] = &[
     ("without_its_region_a_machine_leaves_cached_disks_alone", sealed::without_its_region),
     ("without_the_seal_a_machine_damages_cached_disks", sealed::without_the_seal),
     ("two_machines_share_a_region_and_one_loses_its_power", shared::by_two_machines),
+    ("two_machines_serve_one_disk_through_kills_moves_and_power_cuts", one_disk::by_two_machines),
     ("the_peers_are_measured", |host, given| super::peers::smallest(host, &given.folder)),
 ];
 
@@ -111,6 +113,7 @@ const LONG: &[&str] = &[
     "without_its_region_a_machine_leaves_cached_disks_alone",
     "without_the_seal_a_machine_damages_cached_disks",
     "two_machines_share_a_region_and_one_loses_its_power",
+    "two_machines_serve_one_disk_through_kills_moves_and_power_cuts",
     "the_peers_are_measured",
 ];
 

@@ -10,6 +10,12 @@ use crate::plan::{Disk, MIB, Plan, SharedFile};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+/// Makes the memory a device that several machines map. Each of their kernels has its own descriptions of its pages: in the
+/// memory itself they would overwrite each other's, and a kernel that then unmaps a page panics.
+pub fn devdax() -> String {
+    format!("pages=ram\n{DEVDAX}")
+}
+
 /// Waits up to a minute until a command succeeds.
 const UNTIL: &str = "
     until_so() {
@@ -71,7 +77,7 @@ pub fn by_two_machines(host: &Host, given: &Given) -> Result<(), String> {
         timeout: LIMIT + Duration::from_secs(150),
         ..Plan::of_script(&format!("state=/tmp/state\n{UNTIL}\n{script}"))
     };
-    let first = plan(&format!("{DEVDAX}\n{DAEMON}\n{FIRST}"), 1);
+    let first = plan(&format!("{}\n{DAEMON}\n{FIRST}", devdax()), 1);
     let second = plan(&format!("{DAEMON}\n{SECOND}"), 2);
     let (formatted, is_formatted) = channel();
     std::thread::scope(|scope| {
