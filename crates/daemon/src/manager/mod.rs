@@ -84,6 +84,10 @@ use watch::Watching;
 
 /// How often the background thread does its work.
 const BACKGROUND_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it looks at other hosts right after the start, and the time between these looks: clients of all hosts may wait for it, and a
+/// command may have the tables at one of them.
+const FIRST_LOOKS: u32 = 10;
+const FIRST_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Settings and objects that do not change while the daemon runs.
 #[derive(Debug)]
@@ -386,12 +390,15 @@ impl Background {
         let work = move || {
             let mut probes = Probes::default();
             let mut watching = Watching::default();
-            // At once, since clients of all hosts may wait for it.
-            if let Some(manager) = manager.upgrade() {
-                manager.follow_hosts();
-            }
-            while stopped.recv_timeout(BACKGROUND_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            let mut first_looks = 0..FIRST_LOOKS;
+            loop {
+                let is_first = first_looks.next().is_some();
+                let interval = if is_first { FIRST_LOOK_INTERVAL } else { BACKGROUND_INTERVAL };
+                if stopped.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
                 match manager.upgrade() {
+                    Some(manager) if is_first => manager.follow_hosts(),
                     Some(manager) => {
                         manager.record_changes();
                         manager.refresh_shared();
