@@ -119,8 +119,7 @@ fn a_host_has_several_block_devices_on_a_backend_of_another_one() {
     each_sees_what_the_others_write(&mut clients, 21);
     drop(clients);
     // The backend stops as soon as all are gone, also before the next look.
-    let stop =
-        |host: &Host, id| host.daemon.stop_blkdev(0, id, StopBlkdev { force: true });
+    let stop = |host: &Host, id| host.daemon.stop_blkdev(0, id, StopBlkdev { force: true });
     stop(&a, 0).unwrap();
     stop(&a, 1).unwrap();
     refused(
