@@ -2,7 +2,7 @@
 //!
 //! It measures a slow disk without and with a cache, and the same export over plain memory; it kills the daemon
 //! during checksummed writes; at the end it compares the disk alone with the log of writes. With `--hosts` two daemons
-//! share the region ([`hosts`]).
+//! share the region (`hosts`).
 //!
 //! Invariants: nothing is installed, and nothing is left behind, however it ends: everything is in folders, mounts
 //! and processes of its own, which end with this process or are swept at the next start. The exit code is 0 only if
