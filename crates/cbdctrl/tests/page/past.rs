@@ -28,6 +28,7 @@ fn status(reads: u64) -> Status {
     let mut other = backends[0].clone();
     let read = backends[0].info.blkdevs[0].operations.get_mut("read").expect("reads");
     (read.requests, read.bytes) = (reads, reads * 4096);
+    backends[0].operations = backends[0].info.blkdevs[0].operations.clone();
     other.info.uuid = "other".to_owned();
     other.info.backend_id = 1;
     other.info.name = Some("other".to_owned());
@@ -50,8 +51,8 @@ fn history() -> Arc<History> {
         before = second;
         if second / DAY != MISSED {
             let mut status = template.clone();
-            let blkdev = &mut status.transports[0].backends[0].info.blkdevs[0];
-            let read = blkdev.operations.get_mut("read").expect("reads");
+            let backend = &mut status.transports[0].backends[0];
+            let read = backend.operations.get_mut("read").expect("reads");
             (read.requests, read.bytes) = (reads, reads * 4096);
             history.sample(Arc::new(status), Duration::from_secs(second));
         }

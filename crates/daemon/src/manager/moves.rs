@@ -43,6 +43,8 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 const HELD_FOR: Duration = Duration::from_millis(500);
 /// How long a host may take to give another sign of life; it gives two each second.
 const BEAT_LIMIT: Duration = Duration::from_millis(1500);
+/// How long it may take until this host sees that another one, which was just started, lives.
+const SEEN_LIMIT: Duration = Duration::from_secs(3);
 /// Drains with requests going on, at most; one that leaves little ends them.
 const DRAINS: u32 = 8;
 /// Dirty bytes that are little: what the last drain writes while requests are held.
@@ -392,9 +394,13 @@ impl Move<'_> {
 
     /// Refuses a host that has given no sign of life for some seconds.
     fn refuse_dead(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
-        let seen = self.handle.hosts()?;
-        let dead = seen.iter().find(|seen| hosts.contains(&HostId(seen.host_id)) && !seen.alive);
-        dead.map_or(Ok(()), |dead| Err(silent(&dead.hostname)))
+        let find = || -> Result<Option<String>> {
+            let mut seen = self.handle.hosts()?.into_iter();
+            let dead = seen.find(|seen| hosts.contains(&HostId(seen.host_id)) && !seen.alive);
+            Ok(dead.map(|dead| dead.hostname))
+        };
+        poll_until(Instant::now() + SEEN_LIMIT, || !matches!(find(), Ok(Some(_))));
+        find()?.map_or(Ok(()), |dead| Err(silent(&dead)))
     }
 
     /// Refuses a host that gives no sign of life now: what it has answered a process may have said that was killed since.
