@@ -110,7 +110,7 @@ pub fn run(arguments: &Arguments, scale: &Scale, output: Output, report: &mut Re
     output.print(
         "CBD: two hosts on one region, shown on this machine. The block devices are reached through NBD.",
     );
-    report.swept = steps::sweep(output);
+    report.common.swept = steps::sweep(output);
     let mut scene = Scene::new(scale, output, arguments.panic, report)?;
     scene.measure(report)?;
 
@@ -151,7 +151,7 @@ impl Scene {
         let folder = Folder::create(&folders::temporary())?;
         let (region_folder, reason) = folders::for_region(scale.region())?;
         let region = region_folder.path().join("region");
-        report.region = Some(Region {
+        report.common.region = Some(Region {
             path: region.display().to_string(),
             bytes: scale.region(),
             shared_memory: reason.is_none(),
@@ -257,7 +257,7 @@ impl Scene {
         let done = a.stop_backend(backend, &bar)?;
         drop(bar);
         let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
-        report.drain = Some(Drain { dirty_bytes, written_bytes: done.written_bytes, seconds });
+        report.common.drain = Some(Drain { dirty_bytes, written_bytes: done.written_bytes, seconds });
         b.stop()?;
         a.stop()?;
         let found = proof::compare_file(&disk, &log, &output.bar("comparing"))?;
@@ -270,8 +270,8 @@ impl Scene {
             grouped(found.verified),
             grouped(found.blocks)
         ));
-        report.backing = Some(found);
-        report.backing_verified = true;
+        report.common.backing = Some(found);
+        report.common.backing_verified = true;
         Ok(())
     }
 }

@@ -11,19 +11,15 @@ use cbd_daemon::size::format_size;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// The whole report.
+/// What each demonstration reports.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct Common {
     /// Whether every check passed.
     pub ok: bool,
     /// The error that ended it.
     pub error: Option<ErrorBody>,
     /// Version of this program.
     pub version: &'static str,
-    /// The export through which the device was reached.
-    pub path: Option<ExportKind>,
-    /// Why it is not the kernel block device.
-    pub fallback_reason: Option<String>,
     /// The region.
     pub region: Option<Region>,
     /// The parameters of the disk.
@@ -36,10 +32,6 @@ pub struct Report {
     pub cache_bytes: u64,
     /// Requests that were measured.
     pub samples: u64,
-    /// The figures.
-    pub results: Results,
-    /// The kill of the daemon.
-    pub kill: Option<Kill>,
     /// The drain at the end.
     pub drain: Option<Drain>,
     /// Whether the backing file alone has all acknowledged writes.
@@ -50,6 +42,44 @@ pub struct Report {
     pub swept: Vec<String>,
     /// Duration of the demonstration in seconds.
     pub duration_s: f64,
+}
+
+impl Common {
+    /// A report without results, of a demonstration with this disk, and these bytes of it, of what is written and of the cache.
+    pub fn new(disk: ThrottleParameters, [disk_bytes, working_set_bytes, cache_bytes]: [u64; 3]) -> Self {
+        Self {
+            ok: false,
+            error: None,
+            version: env!("CARGO_PKG_VERSION"),
+            region: None,
+            throttle: disk.into(),
+            disk_bytes,
+            working_set_bytes,
+            cache_bytes,
+            samples: 0,
+            drain: None,
+            backing_verified: false,
+            backing: None,
+            swept: Vec::new(),
+            duration_s: 0.0,
+        }
+    }
+}
+
+/// The whole report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// What the other one reports, too.
+    #[serde(flatten)]
+    pub common: Common,
+    /// The export through which the device was reached.
+    pub path: Option<ExportKind>,
+    /// Why it is not the kernel block device.
+    pub fallback_reason: Option<String>,
+    /// The figures.
+    pub results: Results,
+    /// The kill of the daemon.
+    pub kill: Option<Kill>,
 }
 
 /// The location of the region.
@@ -102,28 +132,34 @@ pub struct Results {
 
 /// A report that says at the end how the demonstration has ended.
 pub trait Conclusion: Serialize {
-    /// Notes the error, if there was one, and the duration.
-    fn conclude(&mut self, error: Option<ErrorBody>, duration_s: f64);
+    /// What each demonstration reports.
+    fn common(&mut self) -> &mut Common;
+    /// The figures of each device.
+    fn pairs(&self) -> [Option<Pair>; 3];
     /// The figures, for people.
     fn table(&self) -> String;
+
+    /// Notes the error, if there was one, and the duration.
+    fn conclude(&mut self, error: Option<ErrorBody>, duration_s: f64) {
+        let samples = self.pairs().iter().flatten().map(|pair| pair.write.count + pair.read.count).sum();
+        let common = self.common();
+        (common.ok, common.error) = (error.is_none(), error);
+        (common.samples, common.duration_s) = (samples, duration_s);
+    }
 }
 
 impl Conclusion for Report {
-    fn conclude(&mut self, error: Option<ErrorBody>, duration_s: f64) {
-        self.ok = error.is_none();
-        self.error = error;
-        self.samples = samples(&[self.results.uncached, self.results.cached, self.results.memory]);
-        self.duration_s = duration_s;
+    fn common(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn pairs(&self) -> [Option<Pair>; 3] {
+        [self.results.uncached, self.results.cached, self.results.memory]
     }
 
     fn table(&self) -> String {
         table(self)
     }
-}
-
-/// Requests that were measured.
-pub fn samples(pairs: &[Option<Pair>]) -> u64 {
-    pairs.iter().flatten().map(|pair| pair.write.count + pair.read.count).sum()
 }
 
 /// The kill of the daemon, and the comparison after its restart.
@@ -183,8 +219,8 @@ fn table(report: &Report) -> String {
     let _ = writeln!(
         text,
         "Working set {}, cache {}, all through the same export: {}.",
-        format_size(report.working_set_bytes),
-        format_size(report.cache_bytes),
+        format_size(report.common.working_set_bytes),
+        format_size(report.common.cache_bytes),
         report.path.map_or("none", ExportKind::description)
     );
     text
@@ -256,25 +292,13 @@ mod tests {
     fn numbers_are_right_aligned() {
         let figures = |iops| Figures { iops, p50_us: 9.25, p99_us: 1234.0, p999_us: 20_000.0, count: 77 };
         let pair = |iops| Some(Pair { write: figures(iops), read: figures(iops), read_missed_bytes: None });
+        let sizes = [0, 64 << 20, 256 << 20];
         let mut report = Report {
-            ok: true,
-            error: None,
-            version: "0",
+            common: Common::new(ThrottleParameters::HARD_DISK, sizes),
             path: Some(ExportKind::Nbd),
             fallback_reason: None,
-            region: None,
-            throttle: ThrottleParameters::HARD_DISK.into(),
-            disk_bytes: 0,
-            working_set_bytes: 64 << 20,
-            cache_bytes: 256 << 20,
-            samples: 0,
             results: Results { uncached: pair(80.0), cached: pair(50_000.0), memory: pair(60_000.0) },
             kill: None,
-            drain: None,
-            backing_verified: false,
-            backing: None,
-            swept: Vec::new(),
-            duration_s: 0.0,
         };
         let text = table(&report);
         let lines: Vec<&str> = text.lines().collect();
@@ -282,6 +306,6 @@ mod tests {
         assert!(lines[1..9].iter().all(|line| line.len() == lines[1].len()), "{text}");
         assert!(lines[9].contains("64 MiB") && lines[9].contains("256 MiB"));
         report.conclude(None, 1.0);
-        assert_eq!(report.samples, 6 * 77);
+        assert_eq!((report.common.ok, report.common.samples), (true, 6 * 77));
     }
 }

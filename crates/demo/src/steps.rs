@@ -7,7 +7,7 @@ use crate::block::{BLOCK, Log};
 use crate::folders::{self, Folder};
 use crate::measure;
 use crate::output::{Output, grouped};
-use crate::report::{Drain, Region, Report, Results};
+use crate::report::{Common, Drain, Region, Report, Results};
 use crate::servers::{Daemon, MemoryServer, Started};
 use crate::target::{ExportKind, Target, system};
 use crate::work::{self, Logs};
@@ -77,24 +77,11 @@ impl Report {
     /// A report without results.
     pub fn new(scale: &Scale) -> Self {
         Self {
-            ok: false,
-            error: None,
-            version: env!("CARGO_PKG_VERSION"),
+            common: Common::new(DISK, [scale.disk, scale.working_set, scale.cache]),
             path: None,
             fallback_reason: None,
-            region: None,
-            throttle: DISK.into(),
-            disk_bytes: scale.disk,
-            working_set_bytes: scale.working_set,
-            cache_bytes: scale.cache,
-            samples: 0,
             results: Results::default(),
             kill: None,
-            drain: None,
-            backing_verified: false,
-            backing: None,
-            swept: Vec::new(),
-            duration_s: 0.0,
         }
     }
 }
@@ -105,7 +92,7 @@ impl Report {
 /// The error of the first step that fails.
 pub fn run(arguments: &Arguments, scale: &Scale, output: Output, report: &mut Report) -> Result<()> {
     output.print("CBD: a persistent-memory write-back cache, shown on this machine.");
-    report.swept = sweep(output);
+    report.common.swept = sweep(output);
     let (export, reason) = choose(arguments)?;
     let folder = Folder::create(&folders::temporary())?;
     let mut demo = Demo { panics: arguments.panic, scale: *scale, output, export, folder };
@@ -197,7 +184,7 @@ impl Demo {
     fn disk(&self, report: &mut Report) -> Result<()> {
         let (region_folder, reason) = folders::for_region(self.scale.region())?;
         let region = region_folder.path().join("region");
-        report.region = Some(Region {
+        report.common.region = Some(Region {
             path: region.display().to_string(),
             bytes: self.scale.region(),
             shared_memory: reason.is_none(),
@@ -243,8 +230,8 @@ impl Demo {
                 _ => "",
             }
         ));
-        report.backing = Some(found);
-        report.backing_verified = true;
+        report.common.backing = Some(found);
+        report.common.backing_verified = true;
         Ok(())
     }
 
@@ -287,7 +274,7 @@ impl Demo {
         target.close()?;
 
         self.output.title("5. Drain: writeback of the dirty data to the slow disk.");
-        report.drain = Some(self.drain(&daemon, &started)?);
+        report.common.drain = Some(self.drain(&daemon, &started)?);
         Ok((logs, daemon))
     }
 

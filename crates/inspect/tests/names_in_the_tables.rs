@@ -74,6 +74,22 @@ fn a_name_that_breaks_the_rules_is_reported_and_the_backend_is_usable() {
 }
 
 #[test]
+fn a_blkdev_beside_the_one_with_the_name_of_the_backend_must_not_have_it_too() {
+    let fixture = Fixture::new();
+    let transport = fixture.transport();
+    transport.name_backend(BackendId(0), Some(&name("db-data"))).expect("it is free");
+    let spec = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "auto".into(), shared: true };
+    transport.create_blkdev(&spec).expect("room");
+    transport.create_named_blkdev(&spec, Some(&name("db-copy"))).expect("room");
+    drop(transport);
+    assert_eq!(fixture.check(DataChecked::None).found, [0; 4]);
+    forge(&fixture, b"db-copy");
+    let report = fixture.check(DataChecked::None);
+    let finding = only(&report);
+    assert_eq!(finding.what, "blkdev 1 has the name db-copy, which backend 0 has too");
+}
+
+#[test]
 fn a_name_that_two_devices_have_is_reported() {
     let fixture = named("db-data", "db-disk");
     let transport = fixture.transport();

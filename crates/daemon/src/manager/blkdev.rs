@@ -412,8 +412,8 @@ impl Manager {
         if slot.stopping {
             return Err(Error::new(ErrorKind::Busy, format!("backend {backend} is being stopped")));
         }
-        let is_beside = |blkdev: &BlkdevSlot| !(shared && blkdev.entry.shared);
-        if let Some((other, blkdev)) = slot.blkdevs.iter().find(|(_, blkdev)| is_beside(blkdev)) {
+        let shares = |blkdev: &BlkdevSlot| shared && blkdev.entry.shared;
+        if let Some((other, blkdev)) = slot.blkdevs.iter().find(|(_, blkdev)| !shares(blkdev)) {
             let device = blkdev.info(*other).dev_name;
             let text = format!("backend {backend} has a block device already: {device} ({other})");
             let what_to_do = match (shared, blkdev.entry.shared) {

@@ -460,8 +460,9 @@ impl Move<'_> {
         done: &mut Done,
     ) -> Result<()> {
         let id = self.id;
+        let end = Instant::now() + HOLD_LIMIT;
         for blkdev in taken.slot.blkdevs.values() {
-            blkdev.hold(HOLD_LIMIT)?;
+            blkdev.hold(end.saturating_duration_since(Instant::now()))?;
         }
         taken.slot.end_services(false)?;
         done.written_bytes += self.drain(run, report)?;

@@ -64,8 +64,13 @@ impl Manager {
         force: bool,
     ) -> Result<Option<Arc<RunningBackend>>> {
         let mut taken = self.take_slot(transport, id, "its use is being checked")?;
-        // Ends first what another host has stopped since the last look.
-        let used_by_others = if force { Ok(()) } else { taken.refuse_served(&self.fixed) };
+        // Ends first what another host has stopped since the last look. A backend that is down serves nothing, and may be in use all the
+        // same.
+        let used_by_others = if force {
+            Ok(())
+        } else {
+            taken.refuse_served(&self.fixed).and_then(|()| taken.handle.refuse_used_by_others(id))
+        };
         let slot = &mut taken.slot;
         let result = if slot.stopping {
             Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")))

@@ -124,6 +124,29 @@ fn a_permission_ends_with_its_block_device() {
 }
 
 #[test]
+fn a_permission_does_not_end_with_another_block_device_on_the_backend() {
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let shared = |export: &str| StartBlkdev { shared: true, ..request(export, true) };
+    let [(kept, port), (ended, ended_port)] = [remote_export(), remote_export()];
+    {
+        let daemon = fixture.daemon_with_region();
+        let request = StartBackend { start_dev: false, export: None, ..fixture.backend(&disk) };
+        daemon.start_backend(0, &request).unwrap();
+        daemon.start_blkdev(0, &shared(&kept)).unwrap();
+        // One that does not start, since the address is in use, ends nothing either.
+        daemon.start_blkdev(0, &shared(&kept)).expect_err("the address is in use");
+        let second = daemon.start_blkdev(0, &shared(&ended)).unwrap();
+        assert!(is_reached(port) && is_reached(ended_port));
+        daemon.stop_blkdev(0, second.blkdev_id, StopBlkdev::default()).unwrap();
+    }
+    let recorded = std::fs::read_to_string(permissions(&fixture)).unwrap();
+    assert!(recorded.contains(&kept) && !recorded.contains(&ended), "{recorded}");
+    let daemon = fixture.daemon();
+    assert!(blkdev(&daemon).alive && is_reached(port) && !is_reached(ended_port));
+}
+
+#[test]
 fn a_permission_ends_when_its_region_is_unregistered() {
     let (export, port) = remote_export();
     let fixture = left_with(&export);

@@ -130,3 +130,23 @@ fn a_host_has_several_block_devices_on_a_backend_of_another_one() {
     stop(&b, 3).unwrap();
     crate::fixture::stop(&a.daemon, StopBackend::default()).unwrap();
 }
+
+#[test]
+fn a_backend_that_is_down_is_not_stopped_while_another_host_has_a_block_device_on_it() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    let disk = a.fixture.disk("disk", 8 * MIB);
+    let request = StartBackend { start_dev: false, export: None, ..a.fixture.backend(&disk) };
+    a.daemon.start_backend(0, &request).unwrap();
+    start((&b.fixture, &b.daemon), "0.sock", false, None).unwrap();
+    let Host { daemon, fixture } = a;
+    drop(daemon);
+    std::fs::rename(&disk, fixture.path("away")).unwrap();
+    let a = Host { daemon: fixture.daemon(), fixture };
+    assert!(!a.daemon.backends(0, false).unwrap()[0].alive);
+    let stopped = crate::fixture::stop(&a.daemon, StopBackend::default());
+    refused(stopped, ErrorKind::Busy, "block device 0 of host b stands on backend 0");
+    std::fs::rename(a.fixture.path("away"), &disk).unwrap();
+    wait_until("it is served again", || a.daemon.backends(0, false).unwrap()[0].alive);
+    each_sees_what_the_others_write(&mut [client(&b.fixture, "0.sock")], 1);
+}

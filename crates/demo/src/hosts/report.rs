@@ -5,8 +5,8 @@
 
 use super::{DISK, Scale};
 use crate::measure::Pair;
-use crate::report::{BackingComparison, Conclusion, Drain, Region, Throttle, figures, samples};
-use cbd_daemon::api::{ErrorBody, HostInfo};
+use crate::report::{Common, Conclusion, figures};
+use cbd_daemon::api::HostInfo;
 use cbd_daemon::size::format_size;
 use serde::Serialize;
 use std::fmt::Write;
@@ -14,26 +14,11 @@ use std::fmt::Write;
 /// The whole report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Whether every check passed.
-    pub ok: bool,
-    /// The error that ended it.
-    pub error: Option<ErrorBody>,
-    /// Version of this program.
-    pub version: &'static str,
-    /// The region that the hosts share.
-    pub region: Option<Region>,
-    /// The parameters of the disk.
-    pub throttle: Throttle,
-    /// Bytes of the disk.
-    pub disk_bytes: u64,
-    /// Bytes that are written and read.
-    pub working_set_bytes: u64,
-    /// Bytes of the cache.
-    pub cache_bytes: u64,
+    /// What the other one reports, too.
+    #[serde(flatten)]
+    pub common: Common,
     /// The hosts as each of them sees them.
     pub hosts: Vec<SeenBy>,
-    /// Requests that were measured.
-    pub samples: u64,
     /// The figures.
     pub results: Results,
     /// The comparison after the measurement, through both hosts.
@@ -44,16 +29,6 @@ pub struct Report {
     pub kills_of_b: Vec<KillOfB>,
     /// Moves of the backend.
     pub moves: Vec<Move>,
-    /// The drain at the end.
-    pub drain: Option<Drain>,
-    /// Whether the backing file alone has all acknowledged writes.
-    pub backing_verified: bool,
-    /// The comparison of the backing file.
-    pub backing: Option<BackingComparison>,
-    /// Leftovers of killed demonstrations that were removed.
-    pub swept: Vec<String>,
-    /// Duration of the demonstration in seconds.
-    pub duration_s: f64,
 }
 
 /// What one host sees.
@@ -162,36 +137,24 @@ impl Report {
     /// A report without results.
     pub fn new(scale: &Scale) -> Self {
         Self {
-            ok: false,
-            error: None,
-            version: env!("CARGO_PKG_VERSION"),
-            region: None,
-            throttle: DISK.into(),
-            disk_bytes: scale.disk,
-            working_set_bytes: scale.working_set,
-            cache_bytes: scale.cache,
+            common: Common::new(DISK, [scale.disk, scale.working_set, scale.cache]),
             hosts: Vec::new(),
-            samples: 0,
             results: Results::default(),
             verified_through_both: None,
             kills_of_a: Vec::new(),
             kills_of_b: Vec::new(),
             moves: Vec::new(),
-            drain: None,
-            backing_verified: false,
-            backing: None,
-            swept: Vec::new(),
-            duration_s: 0.0,
         }
     }
 }
 
 impl Conclusion for Report {
-    fn conclude(&mut self, error: Option<ErrorBody>, duration_s: f64) {
-        self.ok = error.is_none();
-        self.error = error;
-        self.samples = samples(&[self.results.disk, self.results.host_a, self.results.host_b]);
-        self.duration_s = duration_s;
+    fn common(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn pairs(&self) -> [Option<Pair>; 3] {
+        [self.results.disk, self.results.host_a, self.results.host_b]
     }
 
     fn table(&self) -> String {
@@ -204,8 +167,8 @@ impl Conclusion for Report {
             text,
             "Host a has the backend; requests of host b go through the region to a. Working set {}, cache {}, all through \
              NBD on a unix socket.",
-            format_size(self.working_set_bytes),
-            format_size(self.cache_bytes)
+            format_size(self.common.working_set_bytes),
+            format_size(self.common.cache_bytes)
         );
         text
     }

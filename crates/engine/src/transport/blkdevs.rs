@@ -50,8 +50,11 @@ impl BlkdevSpec {
         Err(Error::new(ErrorKind::Busy, text))
     }
 
-    /// Refuses a blkdev beside one of `own`, those of this host on the backend. Returns whether one of them has the backend's name and UUID.
-    pub(super) fn beside<'a>(&self, own: impl Iterator<Item = (u32, &'a BlkdevRow)>) -> Result<bool> {
+    /// Whether it is a [further](BlkdevEntry::further) one beside `own`, those of this host on the backend.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if it cannot share the backend with one of them.
+    pub(super) fn is_further<'a>(&self, own: impl Iterator<Item = (u32, &'a BlkdevRow)>) -> Result<bool> {
         let mut is_further = false;
         for (id, row) in own {
             self.refuse_beside(BlkdevId(id), row)?;
@@ -120,7 +123,7 @@ impl<E: Environment> Transport<E> {
         let others = if spec.shared { self.shared_with(spec)? } else { Vec::new() };
         let mut tables = self.tables.lock();
         let is_further =
-            spec.beside(tables.blkdev_rows().filter(|(_, row)| row.backend.get() == spec.backend.0))?;
+            spec.is_further(tables.blkdev_rows().filter(|(_, row)| row.backend.get() == spec.backend.0))?;
         self.refuse_served(&tables, spec.backend, &others)?;
         if let Some(name) = name {
             tables.refuse_blkdev_name(None, Some(spec.backend).filter(|_| !is_further), name)?;

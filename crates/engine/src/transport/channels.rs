@@ -80,7 +80,8 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in a region of one host; [`ErrorKind::NotFound`] if no other host has the backend;
-    /// [`ErrorKind::Busy`] if there is a blkdev on it and not both are `shared`; [`ErrorKind::NoSpace`] without a free row or segment; [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
+    /// [`ErrorKind::Busy`] if there is a blkdev on it and not both are `shared`; [`ErrorKind::NoSpace`] without a free row or segment;
+    /// [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
     pub fn create_remote_blkdev(&self, spec: &BlkdevSpec, name: Option<&Name>) -> Result<BlkdevId> {
         let (members, member) = self.members().ok_or_else(of_one_host)?;
         let not_found =
@@ -95,7 +96,7 @@ impl<E: Environment> Transport<E> {
         self.refuse_beside_others(spec, &below.uuid)?;
         let mut tables = self.tables.lock();
         let is_on = |row: &BlkdevRow| row.backend.get() == spec.backend.0 && row.backend_uuid == below.uuid;
-        let is_further = spec.beside(tables.remote_rows().filter(|(_, row)| is_on(row)))?;
+        let is_further = spec.is_further(tables.remote_rows().filter(|(_, row)| is_on(row)))?;
         if let Some(name) = name {
             tables.refuse_blkdev_name(None, None, name)?;
             self.refuse_name_of_others(name)?;

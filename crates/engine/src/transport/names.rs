@@ -1,8 +1,8 @@
 //! Names of backends and blkdevs.
 //!
-//! Invariants: at most one backend and one blkdev of a transport have a name, and if both have it, the blkdev is the one of its host that
-//! has the name of that backend: so a name leads to one device. This is checked under the lock of the tables that also covers the store. A name
-//! is stored with its row in one change. A row whose field holds no valid name has none.
+//! Invariants: at most one backend and one blkdev of a transport have a name, and if both have it, the blkdev is the one of its
+//! host that has the name of that backend: so a name leads to one device. This is checked under the lock of the tables that
+//! also covers the store. A name is stored with its row in one change. A row whose field holds no valid name has none.
 //!
 //! Elsewhere: the rules for the text of a name (`cbd-types`).
 

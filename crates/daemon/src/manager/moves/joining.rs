@@ -163,7 +163,7 @@ impl Manager {
             let on_it = running.remotes.values().filter(|slot| slot.blkdev.entry.backend == offer.backend);
             on_it.filter_map(|slot| slot.blkdev.switch.clone()).collect()
         };
-        switches.iter().try_for_each(|switch| switch.hold(HOLD_LIMIT))
+        switches.iter().try_for_each(|switch| switch.hold(end.saturating_duration_since(Instant::now())))
     }
 
     /// Continues requests that are still held although no move is in progress: the end of one could not be followed at once.

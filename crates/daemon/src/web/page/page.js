@@ -343,9 +343,7 @@
     }
     state.present = { target_bytes: chosen?.backend.cache?.pace?.target_bytes };
     for (const { id, operation, name, format } of TOTALS) {
-      const devices = chosen?.backend.blkdevs ?? [];
-      const of = (device) => device.operations?.[operation]?.[name] ?? 0;
-      const total = chosen ? devices.reduce((sum, device) => sum + of(device), 0) : null;
+      const total = chosen ? (chosen.backend.operations?.[operation]?.[name] ?? 0) : null;
       setTile(id, total, format(total));
     }
   }
