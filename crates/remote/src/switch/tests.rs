@@ -315,3 +315,28 @@ fn clients_of_many_threads_lose_nothing_while_the_device_is_switched() {
         assert_eq!(requests.iter().sum::<u64>(), begun as u64, "each request is executed once");
     });
 }
+
+/// A device whose size changes.
+struct Growing(Arc<dyn BlockDevice>, std::sync::atomic::AtomicU64);
+
+impl BlockDevice for Growing {
+    fn geometry(&self) -> Geometry {
+        Geometry { size: self.1.load(Ordering::SeqCst), ..self.0.geometry() }
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        self.0.open_queue()
+    }
+}
+
+#[test]
+fn a_device_that_has_grown_keeps_its_size_while_there_is_none_below() {
+    let growing = Arc::new(Growing(memory(), (1 << 20).into()));
+    let device = SwitchDevice::new(Arc::clone(&growing) as _);
+    growing.1.store(2 << 20, Ordering::SeqCst);
+    assert_eq!(device.geometry().size, 2 << 20);
+    device.hold(LONG).expect("nothing is in flight");
+    device.release();
+    drop(growing);
+    assert_eq!(device.geometry().size, 2 << 20);
+}

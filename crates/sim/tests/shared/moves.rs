@@ -1,6 +1,7 @@
 //! Backends that move from one host to another: one host has them, and no segment is lost, whatever host dies.
 
 mod deaths;
+mod rows;
 
 use crate::{SEGMENT, Shared, segments, spec};
 use cbd_engine::{
@@ -159,13 +160,13 @@ impl World {
         let offer = self.offer(from, to);
         self.accept(&offer);
         self.hold(&offer);
+        self.follow(to);
         self.hand_over(&offer);
         self.follow(to);
         for host in (A..=C).filter(|host| *host != from) {
             self.follow(host);
             self.hosts[host].end_answer(offer.number).expect("it is stored");
         }
-        // Now the rows of all hosts name it.
         self.serve(to);
     }
 

@@ -1,0 +1,87 @@
+//! The rows of a backend that moves: on the host that gets it, of blkdevs on it, and what they leave free.
+
+use super::{A, B, C, CACHE, World, id, kind, withdrawn};
+use cbd_engine::{RemoteState, TwoSlots};
+use cbd_format::tables::{STATE_FREE, STATE_INCOMING};
+use cbd_format::{BackendEntry as BackendRow, Layout};
+use cbd_sim::hosts::{HostMemory, Medium};
+use cbd_types::{Epoch, ErrorKind, Region};
+
+/// The state and the ownership number in the row that a host has for the backend, as the memory has it.
+fn row(world: &World, host: usize) -> (u32, u64) {
+    let copy = Medium::with_bytes(world.medium.bytes());
+    let region = Region::new(HostMemory::new(&copy, true, 5));
+    let layout = world.hosts[host].info().layout.for_host(id(host).0).expect("it has a place");
+    let at = Layout::slots::<BackendRow>(layout.backend_area, layout.backend_rows, world.id().0);
+    let slots = TwoSlots::<BackendRow>::read(&region, at, u64::from(world.id().0));
+    let content = slots.content().expect("it can be read");
+    (content.state.get(), content.ownership.get())
+}
+
+#[test]
+fn the_row_of_a_move_stays_while_this_host_answers_it_and_is_freed_afterwards() {
+    let world = withdrawn();
+    assert_eq!(row(&world, B).0, STATE_INCOMING);
+    assert_eq!(world.hosts[B].incoming_backends(&|_| true).expect("they can be read"), []);
+    assert_eq!(row(&world, B).0, STATE_INCOMING, "it may still become its own");
+    assert_eq!(world.hosts[B].incoming_backends(&|_| false).expect("they can be read"), []);
+    assert_eq!(row(&world, B).0, STATE_FREE);
+}
+
+#[test]
+fn a_backend_that_is_on_its_way_keeps_its_number() {
+    let world = World::new(false, CACHE);
+    let offer = world.offer(A, B);
+    world.accept(&offer);
+    world.hold(&offer);
+    world.hand_over(&offer);
+    let b = &world.hosts[B];
+    assert_eq!(b.incoming_backends(&|_| true).expect("they can be read"), [(world.id(), world.backend.uuid)]);
+    assert_ne!(world.create_other(B, CACHE).expect("there is room"), world.id());
+    let entry = b.take_over_backend(world.id(), Epoch(7), &|_| 1, true).expect("it has got it");
+    assert_eq!(entry.uuid, world.backend.uuid);
+}
+
+#[test]
+fn each_host_that_gets_a_backend_gives_it_a_higher_ownership_number() {
+    let world = World::new(false, CACHE);
+    let mut last = row(&world, A).1;
+    for (from, to) in [(A, B), (B, A), (A, B), (B, C)] {
+        world.move_between(from, to);
+        let now = row(&world, to).1;
+        assert!(now > last, "{now} is above {last}");
+        last = now;
+    }
+}
+
+#[test]
+fn a_blkdev_does_not_follow_another_backend_with_the_number_of_its_own() {
+    let world = World::new(false, CACHE);
+    world.clear(A, C);
+    let c = &world.hosts[C];
+    assert_eq!(world.create_other(C, CACHE).expect("the number is free"), world.id());
+    assert!(!c.settle_blkdevs(None).expect("nothing changes"));
+    assert!(c.blkdevs().is_empty());
+    for row in c.remote_blkdevs() {
+        assert_eq!(row.backend_uuid, world.backend.uuid);
+        assert_eq!(kind(c.server_area(&row, None)), Ok(RemoteState::Gone));
+    }
+}
+
+#[test]
+fn a_host_that_gets_a_backend_has_the_areas_of_its_blkdevs_free_at_once() {
+    let world = World::new(false, CACHE);
+    let offer = world.offer(A, B);
+    world.accept(&offer);
+    world.hold(&offer);
+    world.hand_over(&offer);
+    let b = &world.hosts[B];
+    let [(backend, _)] = b.incoming_backends(&|_| true).expect("they can be read")[..] else {
+        panic!("it has moved");
+    };
+    b.take_over_backend(backend, Epoch(7), &|_| 1, true).expect("it has got it");
+    let (before, areas) = (b.info().free_segments, b.remote_blkdevs().len() as u32);
+    assert!(b.settle_blkdevs(None).expect("they become local"));
+    assert_eq!((b.info().free_segments, areas), (before + areas, 2));
+    assert_eq!(kind(b.take_over_backend(backend, Epoch(7), &|_| 1, true)).err(), Some(ErrorKind::NotFound));
+}
