@@ -5,6 +5,7 @@
 
 use crate::checked;
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -12,7 +13,7 @@ use rustix::time::{
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// A flag with a descriptor (an eventfd) that is readable while the flag is raised.
@@ -28,6 +29,16 @@ impl Signal {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into()))
     }
 
+    /// The flag behind a descriptor that another process has passed. What is not an eventfd is no flag, and cannot block this process.
+    ///
+    /// # Errors
+    /// The system error.
+    pub fn from_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&descriptor)?;
+        rustix::fs::fcntl_setfl(&descriptor, flags | OFlags::NONBLOCK)?;
+        Ok(Self(descriptor.into()))
+    }
+
     /// Raises the flag.
     pub fn raise(&self) {
         // It fails only for a full counter, and then the flag is raised already.
@@ -37,6 +48,12 @@ impl Signal {
     /// Clears the flag; returns whether it was raised.
     pub fn clear(&self) -> bool {
         matches!((&self.0).read(&mut [0; 8]), Ok(8))
+    }
+}
+
+impl AsFd for Signal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

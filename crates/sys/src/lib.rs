@@ -16,8 +16,10 @@ pub mod ioctl;
 pub mod loop_device;
 pub mod memory;
 pub mod mounts;
+pub mod passing;
 pub mod passthrough;
 pub mod process;
+pub mod words;
 
 mod device;
 mod lock;

@@ -3,7 +3,6 @@
 //! Invariants: a message is received whole, with all its descriptors, or is an error. Received descriptors are closed
 //! on `exec`.
 
-use super::DESCRIPTORS_MAX;
 use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -13,6 +12,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+/// Most descriptors of a message: the kernel's limit (`SCM_MAX_FD`).
+pub const DESCRIPTORS_MAX: usize = 253;
 /// Most bytes of a text.
 pub const TEXT_BYTES_MAX: usize = 512;
 /// Size of the control data of a message with the most descriptors.
@@ -22,6 +23,9 @@ const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 pub type Message = (String, Vec<OwnedFd>);
 
 /// Sends to the peer of a connected socket, or to an address.
+///
+/// # Errors
+/// The system error; an error for more than [`DESCRIPTORS_MAX`] descriptors.
 pub fn send(
     socket: impl AsFd,
     to: Option<&SocketAddrUnix>,
@@ -49,6 +53,9 @@ pub fn send(
 }
 
 /// Waits for a message; none if the peer has disconnected.
+///
+/// # Errors
+/// The system error, [`io::ErrorKind::WouldBlock`] if the socket does not wait; an error for a message that is not whole or no text.
 pub fn receive(socket: impl AsFd) -> io::Result<Option<Message>> {
     let mut text = [0; TEXT_BYTES_MAX];
     let mut space = vec![MaybeUninit::uninit(); SPACE];

@@ -1,7 +1,7 @@
 //! A service manager for one daemon, as far as systemd's protocol of stored descriptors goes.
 
 use super::child;
-use cbd_daemon::handover::passing;
+use cbd_sys::passing;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

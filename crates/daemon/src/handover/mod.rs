@@ -5,7 +5,6 @@
 //!
 //! Elsewhere: the contents of entries and their validation ([`sessions`]).
 
-pub mod passing;
 mod process;
 pub mod process_store;
 pub mod sessions;
@@ -17,8 +16,8 @@ pub use sessions::PreservedSessions;
 use cbd_types::Result;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Most descriptors under one name: the kernel's limit per message (`SCM_MAX_FD`).
-pub const DESCRIPTORS_MAX: usize = 253;
+/// Most descriptors under one name: those of a message.
+pub use cbd_sys::passing::DESCRIPTORS_MAX;
 /// Most bytes of a name.
 pub const NAME_BYTES_MAX: usize = 128;
 

@@ -7,8 +7,8 @@
 //!
 //! Elsewhere: what the descriptors are ([`super::sessions`]).
 
-use super::passing::{self, Message};
 use super::{Entry, is_name};
+use cbd_sys::passing::{self, Message};
 use cbd_types::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;

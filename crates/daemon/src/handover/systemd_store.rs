@@ -4,8 +4,8 @@
 //! Invariants: the store is used only if the unit declares its capacity, since systemd does not report descriptors that
 //! it drops. For the same reason the descriptors in it are counted, and `put` refuses an entry that does not fit.
 
-use super::passing;
 use super::{DescriptorStore, Entry, NAME_BYTES_MAX, is_name};
+use cbd_sys::passing;
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
