@@ -51,8 +51,12 @@ type Local = Queue<Surroundings, Box<dyn PollableQueue>>;
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     shared::run(options, figures)?;
     let mut connected = connected::Connected::new(&Scale::of(options))?;
-    idle::run(options, &mut connected, figures)?;
-    over_nbd::run(options, &mut connected, figures)?;
+    // As hosts of two kernels, then as those of one.
+    idle::run(options, &mut connected, "idle", figures)?;
+    over_nbd::run(options, &mut connected, "looking_channel", figures)?;
+    connected.wake()?;
+    idle::run(options, &mut connected, "woken_idle", figures)?;
+    over_nbd::run(options, &mut connected, "channel", figures)?;
     sharing::run(options, &mut connected, figures)?;
     connected.close()?;
     // Last, because they alone need both processors the whole time.

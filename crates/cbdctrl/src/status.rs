@@ -151,7 +151,7 @@ fn blkdev_words(blkdev: &BlkdevInfo) -> String {
 
 /// Adds a block device on a backend of another host.
 fn add_remote_blkdev(page: &mut String, remote: &RemoteBlkdevStatus) {
-    let RemoteBlkdevStatus { info, backend_host, in_flight, waiting_ms, .. } = remote;
+    let RemoteBlkdevStatus { info, backend_host, in_flight, waiting_ms, woken, .. } = remote;
     let _ =
         writeln!(page, "\n  blkdev {} on backend {} of host {backend_host}", info.blkdev_id, info.backend_id);
     line(page, 4, "device", blkdev_words(info));
@@ -160,6 +160,9 @@ fn add_remote_blkdev(page: &mut String, remote: &RemoteBlkdevStatus) {
     let failed: u64 = info.operations.values().map(|of| of.failed).sum();
     let requests = format!("{in_flight} in flight{}; {failed} have failed", waiting.unwrap_or_default());
     line(page, 4, "requests", requests);
+    let channel =
+        if *woken { "both hosts wake each other" } else { "both hosts look from time to time for requests" };
+    line(page, 4, "channel", channel);
     add_latency(page, &info.operations, &BTreeMap::new());
 }
 

@@ -74,6 +74,8 @@ pub struct Client<M: Pmem> {
     /// Whether all completions that are there are to be counted again.
     is_recounting: bool,
     idle: u32,
+    /// How often it has stored something that the server is to see.
+    stores: u64,
     repeated: u64,
     /// What is in flight, by data place.
     places: Vec<Option<Part>>,
@@ -111,6 +113,7 @@ impl<M: Pmem> Client<M> {
             again: 0,
             is_recounting: false,
             idle: 0,
+            stores: 0,
             repeated: 0,
             places,
             next_place: 0,
@@ -154,6 +157,17 @@ impl<M: Pmem> Client<M> {
     #[must_use]
     pub const fn repeated(&self) -> u64 {
         self.repeated
+    }
+
+    /// How often something was stored that the server is to see.
+    #[must_use]
+    pub const fn stores(&self) -> u64 {
+        self.stores
+    }
+
+    /// Lets the next [poll](Self::poll) look at all that the server can have stored, also without a completion.
+    pub const fn look_closely(&mut self) {
+        self.idle = IDLE_POLLS;
     }
 
     /// Submits a request. It is always accepted; what cannot be executed completes with an error. It waits while there is no server,
@@ -260,6 +274,7 @@ impl<M: Pmem> Client<M> {
     fn send(&mut self, part: Part, place: usize) {
         let part = Part { sequence: self.submitted, ..part };
         self.submitted += 1;
+        self.stores += 1;
         self.places[place] = Some(part);
         self.next_place = (place + 1) % self.places.len();
         let entries = self.of_entries.len() as u64;
@@ -464,6 +479,7 @@ impl<M: Pmem> Client<M> {
             }
         }
         self.again += 1;
+        self.stores += 1;
         self.is_recounting = true;
         self.store_header(self.is_closed);
     }

@@ -115,6 +115,8 @@ pub struct Server<M: Pmem> {
     /// The client whose session has ended last. It does not begin again: its requests would be executed twice.
     ended: u64,
     idle: u32,
+    /// How often it has stored something that the client is to see.
+    stores: u64,
     /// Buffers of completed requests.
     spare: SpareBuffers,
 }
@@ -153,6 +155,7 @@ impl<M: Pmem> Server<M> {
             has_cleared: false,
             ended: 0,
             idle: 0,
+            stores: 0,
             spare: SpareBuffers::new(SPARE_BYTES),
         }
     }
@@ -184,6 +187,23 @@ impl<M: Pmem> Server<M> {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.serving.as_ref().map_or(0, |session| session.in_flight)
+    }
+
+    /// The session of the client that is served.
+    #[must_use]
+    pub fn client(&self) -> Option<u64> {
+        self.serving.as_ref().map(|session| session.client)
+    }
+
+    /// How often something was stored that the client is to see.
+    #[must_use]
+    pub const fn stores(&self) -> u64 {
+        self.stores
+    }
+
+    /// Lets the next [poll](Self::poll) look at all that the client can have stored, also without a submission.
+    pub const fn look_closely(&mut self) {
+        self.idle = IDLE_POLLS;
     }
 
     /// Moves new requests to `requests`. Each is to be [completed](Self::complete). Does not block. The first call has all requests that
@@ -337,6 +357,7 @@ impl<M: Pmem> Server<M> {
             *kept = line;
         }
         session.completed += 1;
+        self.stores += 1;
         let shape = session.shape;
         self.publish_completion(shape, number, &line);
     }
@@ -436,7 +457,8 @@ impl<M: Pmem> Server<M> {
         self.from = None;
     }
 
-    fn store_header(&self, state: u16, client: u64) {
+    fn store_header(&mut self, state: u16, client: u64) {
+        self.stores += 1;
         let header = ServerHeader {
             boot: boot_number(self.region.boot()).into(),
             process: self.from.unwrap_or(self.process).into(),
@@ -447,7 +469,7 @@ impl<M: Pmem> Server<M> {
     }
 
     /// Ends the session: the client's requests, those in flight too, complete with an error there.
-    pub fn close(self) {
+    pub fn close(mut self) {
         if self.serving.is_some() {
             self.store_header(SERVER_CLOSED, session_of(&self.serving));
         }

@@ -90,6 +90,8 @@ pub struct Info {
     pub flush: Flush,
     /// The duration of the open.
     pub opening: Opening,
+    /// Whether the kernel keeps its descriptions of the pages in the device itself: another machine that has it mapped overwrites them.
+    pub pages_in_device: bool,
     /// Warnings for the user.
     pub warnings: Vec<String>,
 }
@@ -118,6 +120,7 @@ pub struct Mapping {
     kind: Kind,
     durability: Durability,
     file_system: String,
+    pages_in_device: bool,
     warnings: Vec<String>,
     /// The bytes that were mapped where the file system lacked space for more, and why. True until the mapping grows.
     no_space: Option<(usize, String)>,
@@ -206,6 +209,7 @@ impl Mapping {
                 && matches!(opened.kind, Kind::File | Kind::DaxFile),
             coherence: None,
             file_system: opened.file_system,
+            pages_in_device: opened.pages_in_device,
             warnings: opened.warnings,
             figures,
             populate: opened.populate,
@@ -364,6 +368,7 @@ impl Mapping {
             methods: methods.collect(),
             flush: available().processor.flush,
             opening: self.opening,
+            pages_in_device: self.pages_in_device,
             warnings: self.warnings.iter().chain(no_space).cloned().collect(),
         }
     }

@@ -77,6 +77,8 @@ pub(crate) struct Opened {
     pub kind: Kind,
     pub durability: Durability,
     pub file_system: String,
+    /// See [`Info::pages_in_device`](crate::Info::pages_in_device).
+    pub pages_in_device: bool,
     pub warnings: Vec<String>,
     /// Why not all of the file is mapped.
     pub no_space: Option<String>,
@@ -318,6 +320,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         kind,
         durability,
         file_system,
+        pages_in_device: false,
         warnings,
         no_space,
         populate: options.populate,
@@ -385,6 +388,7 @@ fn open_device(
         kind: Kind::DeviceDax,
         durability,
         file_system: "devdax".to_owned(),
+        pages_in_device: sysfs::has_pages_in_device(&directory),
         warnings,
         no_space: None,
         populate: options.populate,
@@ -462,6 +466,7 @@ pub(crate) fn anonymous(size: u64) -> Result<Opened> {
         kind: Kind::Memfd,
         durability: Durability::ProcessCrash,
         file_system: "tmpfs".to_owned(),
+        pages_in_device: false,
         warnings: Vec::new(),
         no_space: None,
         populate: false,

@@ -98,6 +98,14 @@ pub(crate) fn power_failure(directory: &Path) -> PowerFailure {
     known
 }
 
+/// Whether the descriptions of its pages are in a device of persistent memory (`ndctl create-namespace --map dev`) and not in ordinary
+/// memory.
+pub(crate) fn has_pages_in_device(directory: &Path) -> bool {
+    // The devices above the one that is mapped have the mode: `pmem`, `ram` or `none`.
+    let mode = directory.ancestors().skip(1).take(3).find_map(|ancestor| read_line(&ancestor.join("mode")));
+    mode.is_some_and(|mode| mode == "pmem")
+}
+
 /// The name of the NVDIMM namespace under a block device.
 pub(crate) fn namespace_of(directory: &Path) -> Option<String> {
     directory.ancestors().find_map(|ancestor| {
@@ -137,6 +145,17 @@ mod tests {
         let directory = of_character_device(sys.path(), NUMBER).expect("found");
         assert_eq!(device_dax(&directory), Some(DeviceDax { size: 1_071_644_672, align: 4096 }));
         assert_eq!(device_dax(Path::new("/sys/dev/char/1:5")), None);
+    }
+
+    #[test]
+    fn descriptions_of_pages_are_in_the_device_if_its_mode_says_so() {
+        let sys = with_device();
+        let directory = of_character_device(sys.path(), NUMBER).expect("found");
+        assert!(!has_pages_in_device(&directory), "it is not known");
+        for (mode, is_in_device) in [("pmem\n", true), ("ram\n", false), ("none\n", false)] {
+            write(sys.path(), "devices/LNXSYSTM:00/ndbus0/region0/dax0.0/mode", mode);
+            assert_eq!(has_pages_in_device(&directory), is_in_device, "{mode}");
+        }
     }
 
     #[test]

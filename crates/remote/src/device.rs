@@ -2,11 +2,12 @@
 
 use crate::figures::{Begun, Figures, OperationFigures};
 use crate::pause::{Pause, WAIT_MAX};
+use crate::wake::{ClientWake, Found, LOOK_AFTER, WakeAddress};
 use crate::{ChannelUse, shape_for};
 use cbd_channel::Client;
 use cbd_export::wake::{Event, Waker};
 use cbd_export::{BlockDevice, RequestQueue};
-use cbd_types::{Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region, Request, Result};
+use cbd_types::{BlkdevId, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region, Request, Result};
 use parking_lot::Mutex;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -29,7 +30,18 @@ struct Origin {
 /// What a queue gets from the others that poll the channel.
 struct Inbox {
     completions: Vec<Completion>,
+    /// Whether the waker was used since the queue has looked.
+    is_called: bool,
     waker: Waker,
+}
+
+impl Inbox {
+    fn call(&mut self) {
+        if !self.is_called {
+            self.is_called = true;
+            self.waker.wake();
+        }
+    }
 }
 
 /// The channel, with what its queues have in flight.
@@ -43,6 +55,9 @@ struct Channel<M: Pmem> {
     /// By the number of the queue; none for one that was closed.
     inboxes: Vec<Option<Inbox>>,
     found: Vec<Completion>,
+    wake: ClientWake,
+    /// What the client has stored when the other host was woken last.
+    told: u64,
     figures: Figures,
     /// When a request completed last, or the first one began to wait.
     progress: Instant,
@@ -67,7 +82,7 @@ impl<M: Pmem> Channel<M> {
                 done.push(completion);
             } else if let Some(Some(inbox)) = self.inboxes.get_mut(origin.queue) {
                 inbox.completions.push(completion);
-                inbox.waker.wake();
+                inbox.call();
             }
         }
         self.found = found;
@@ -106,12 +121,33 @@ impl<M: Pmem> Channel<M> {
             None => self.origins.push(origin),
         }
         request.id = place as u64;
+        // The queue may be waited on as soon as this returns.
+        if self.wake.is_attached() && !self.wake.is_announced() {
+            self.wake.announce();
+        }
         client.submit(request, &mut self.found);
+        self.wake_server();
         self.deliver(queue, done);
     }
 
-    fn poll(&mut self, queue: usize, done: &mut Vec<Completion>) {
+    /// Wakes the other host if it sleeps, and something was stored for it.
+    fn wake_server(&mut self) {
+        let stores = self.client.as_ref().map_or(0, Client::stores);
+        if stores != self.told {
+            self.told = stores;
+            self.wake.wake_server();
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.client.as_ref().map_or(0, Client::in_flight)
+    }
+
+    /// Whether the event of the queue was signalled.
+    fn poll(&mut self, queue: usize, done: &mut Vec<Completion>) -> bool {
+        let mut is_called = false;
         if let Some(Some(inbox)) = self.inboxes.get_mut(queue) {
+            is_called = std::mem::take(&mut inbox.is_called);
             done.append(&mut inbox.completions);
         }
         self.look_for_loss();
@@ -123,7 +159,43 @@ impl<M: Pmem> Channel<M> {
                 client.nudge();
             }
         }
+        self.wake_server();
         self.deliver(queue, done);
+        is_called
+    }
+
+    /// The thread of a queue is about to sleep. It has looked, and has found completions or not.
+    fn before_sleep(&mut self, queue: usize, done: &mut Vec<Completion>, has_found: bool) {
+        let is_wanted = self.in_flight() > 0 && self.wake.is_attached();
+        let announces = is_wanted && !self.wake.is_announced();
+        // Without completions the descriptor may be readable for nothing.
+        if has_found && !announces && !self.wake.is_taken() {
+            return;
+        }
+        let found = self.wake.clear();
+        if found == Found::Ended {
+            // All look from time to time again.
+            self.inboxes.iter_mut().flatten().for_each(Inbox::call);
+        }
+        if announces {
+            self.wake.announce();
+        }
+        if let Some(client) = self.client.as_mut().filter(|_| found != Found::Nothing) {
+            client.look_closely();
+        }
+        if announces || found != Found::Nothing {
+            // The inbox of the queue is empty, unless it was called just now.
+            self.poll(queue, done);
+        }
+    }
+
+    /// Ends the session. Requests in flight complete with an error.
+    fn end(&mut self) {
+        self.look_for_loss();
+        if let Some(client) = &mut self.client {
+            client.end(&mut self.found);
+            self.wake.wake_server();
+        }
     }
 }
 
@@ -179,6 +251,8 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
             free: Vec::new(),
             inboxes: Vec::new(),
             found,
+            wake: ClientWake::new()?,
+            told: 0,
             figures: Figures::default(),
             progress: Instant::now(),
             nudged: Instant::now(),
@@ -189,15 +263,14 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
     /// Requests that were submitted and are not complete.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.channel.lock().client.as_ref().map_or(0, Client::in_flight)
+        self.channel.lock().in_flight()
     }
 
     /// How long requests have been in flight without any completion; `None` if there are none.
     #[must_use]
     pub fn waiting(&self) -> Option<Duration> {
         let channel = self.channel.lock();
-        let in_flight = channel.client.as_ref().map_or(0, Client::in_flight);
-        (in_flight > 0).then(|| channel.progress.elapsed())
+        (channel.in_flight() > 0).then(|| channel.progress.elapsed())
     }
 
     /// Whether the session has ended: each request fails.
@@ -234,6 +307,8 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         }
         place.refuse_lost()?;
         let client = Client::open(region, place.areas, shape_for(place.area_bytes)?, place.session)?;
+        // It was for the former session.
+        channel.wake.disconnect();
         (channel.client, channel.place, channel.progress) = (Some(client), place, Instant::now());
         Ok(true)
     }
@@ -242,12 +317,30 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
     /// [opened again](Self::reopen).
     pub fn end(&self) {
         let mut channel = self.channel.lock();
-        let channel = &mut *channel;
-        channel.look_for_loss();
-        if let Some(client) = &mut channel.client {
-            client.end(&mut channel.found);
-        }
+        channel.end();
         channel.deliver_to_all();
+    }
+
+    /// Lets the other host wake this one, and this one wake that, if both are processes of one kernel: without that, both look from time
+    /// to time for what the other one has stored. To be called from time to time: connections end with the processes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the process cannot open another descriptor, or if the system refuses the connection.
+    pub fn connect_wake(&self, address: &WakeAddress, blkdev: BlkdevId) -> Result<()> {
+        let mut channel = self.channel.lock();
+        channel.before_sleep(usize::MAX, &mut Vec::new(), false);
+        let can_connect = channel.client.as_ref().is_some_and(|client| !client.is_ended());
+        if !can_connect || channel.wake.is_connected() {
+            return Ok(());
+        }
+        let session = channel.place.session.max(1);
+        channel.wake.connect(address, blkdev, session)
+    }
+
+    /// Whether the other host wakes this one, and this one that.
+    #[must_use]
+    pub fn is_woken(&self) -> bool {
+        self.channel.lock().wake.is_attached()
     }
 
     /// The requests of this session that have ended, by operation.
@@ -259,10 +352,9 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
     /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones are refused.
     pub fn close(&self) {
         let mut channel = self.channel.lock();
-        channel.look_for_loss();
-        if let Some(mut client) = channel.client.take() {
-            client.end(&mut channel.found);
-        }
+        channel.end();
+        channel.client = None;
+        channel.wake.disconnect();
         channel.deliver_to_all();
     }
 }
@@ -285,15 +377,17 @@ impl<M: Pmem + 'static> BlockDevice for RemoteDevice<M> {
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
         let (pause, event) = (Pause::new()?, Event::new()?);
         let mut channel = self.channel.lock();
-        let inbox = Inbox { completions: Vec::new(), waker: event.waker() };
+        let inbox = Inbox { completions: Vec::new(), is_called: false, waker: event.waker() };
         let number = channel.inboxes.iter().position(Option::is_none).unwrap_or(channel.inboxes.len());
         match channel.inboxes.get_mut(number) {
             Some(place) => *place = Some(inbox),
             None => channel.inboxes.push(Some(inbox)),
         }
+        let wake = channel.wake.descriptor();
         drop(channel);
         let (channel, submitted) = (Arc::clone(&self.channel), Instant::now());
-        Ok(Box::new(RemoteQueue { channel, number, pause, event, parked: 0, submitted }))
+        let is_woken = false;
+        Ok(Box::new(RemoteQueue { channel, number, pause, event, wake, is_woken, parked: 0, submitted }))
     }
 }
 
@@ -303,6 +397,10 @@ struct RemoteQueue<M: Pmem> {
     number: usize,
     pause: Pause,
     event: Event,
+    /// The descriptor of the channel's wake-up.
+    wake: RawFd,
+    /// Whether the other host wakes this one.
+    is_woken: bool,
     parked: usize,
     /// When a request was submitted last.
     submitted: Instant,
@@ -315,7 +413,29 @@ impl<M: Pmem> RemoteQueue<M> {
         if completed > 0 {
             self.pause.shorten();
         }
-        if self.parked > 0 { self.pause.begin(WAIT_MAX) } else { self.pause.end() }
+        match self.parked {
+            0 => self.pause.end(),
+            _ if self.is_woken => self.pause.begin_long(LOOK_AFTER),
+            _ => self.pause.begin(WAIT_MAX),
+        }
+    }
+
+    fn look(&self, done: &mut Vec<Completion>) {
+        let mut channel = self.channel.lock();
+        // Under the lock, so that the next wait sees any later signal.
+        if channel.poll(self.number, done) {
+            self.event.clear();
+        }
+    }
+
+    /// Looks for the answer without a wait: a host that is awake answers in less time than it takes to begin one.
+    fn spin(&self, done: &mut Vec<Completion>) {
+        self.channel.lock().wake.retract();
+        let before = done.len();
+        while done.len() == before && self.submitted.elapsed() < SPIN {
+            std::hint::spin_loop();
+            self.look(done);
+        }
     }
 }
 
@@ -323,24 +443,25 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
         let before = done.len();
         self.parked += 1;
-        self.channel.lock().submit(self.number, request, done);
+        let mut channel = self.channel.lock();
+        channel.submit(self.number, request, done);
+        self.is_woken = channel.wake.is_attached();
+        drop(channel);
         self.submitted = Instant::now();
         self.pause.shorten();
         self.note(done.len() - before);
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
-        // Cleared first, so that the next wait sees any later signal.
-        self.event.clear();
         let before = done.len();
-        loop {
-            self.channel.lock().poll(self.number, done);
-            // A host that is awake answers in less time than it takes to begin a wait.
-            if done.len() > before || self.parked == 0 || self.submitted.elapsed() >= SPIN {
-                break;
-            }
-            std::hint::spin_loop();
+        self.look(done);
+        if done.len() == before && self.parked > 0 && self.submitted.elapsed() < SPIN {
+            self.spin(done);
         }
+        let mut channel = self.channel.lock();
+        channel.before_sleep(self.number, done, done.len() > before);
+        self.is_woken = channel.wake.is_attached();
+        drop(channel);
         self.note(done.len() - before);
     }
 
@@ -349,7 +470,7 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {
-        vec![self.pause.descriptor(), self.event.descriptor()]
+        vec![self.pause.descriptor(), self.event.descriptor(), self.wake]
     }
 }
 

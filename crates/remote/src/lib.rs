@@ -3,9 +3,9 @@
 //! A [`RemoteDevice`] is what exports of the host that uses the device see. A [`Service`] is a thread of the host that has the backend:
 //! it executes the requests that arrive in the channel with a queue of the device.
 //!
-//! Both sides look for what the other one has stored: there is no interrupt between hosts. Whoever waits looks again after a time that
-//! begins with some microseconds and is doubled up to [`WAIT_MAX`]; on the host that has the backend further, when nothing has arrived for
-//! some time, least often after [`IDLE`].
+//! Hosts that are processes of one kernel wake each other ([`WakeAddress`]). Others look for what the other one has stored: there is no
+//! interrupt between hosts. Whoever waits looks again after a time that begins with some microseconds and is doubled up to [`WAIT_MAX`];
+//! on the host that has the backend further, when nothing has arrived for some time, least often after [`IDLE`].
 //!
 //! Invariants: the queues of a device share one channel, whose client orders all its requests. A request completes once; while the
 //! other host is away it waits, and continues when that is back.
@@ -23,6 +23,7 @@ mod pause;
 mod service;
 mod shared;
 mod switch;
+mod wake;
 
 pub use device::RemoteDevice;
 pub use ended::EndedDevice;
@@ -31,6 +32,7 @@ pub use pause::{IDLE, WAIT_MAX};
 pub use service::{Service, ServiceOptions};
 pub use shared::{Changes, SharedDevice};
 pub use switch::SwitchDevice;
+pub use wake::{ServerWake, WakeAddress, WakeListener};
 
 use cbd_channel::Areas;
 use cbd_format::ChannelShape;

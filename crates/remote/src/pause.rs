@@ -58,14 +58,25 @@ impl Pause {
 
     /// Begins the next wait, of at most `limit`, unless a shorter one has begun.
     pub(crate) fn begin(&mut self, limit: Duration) {
-        let (now, wait) = (Instant::now(), self.next.min(limit));
+        if self.start(self.next.min(limit)) {
+            self.next = (self.next * 2).min(limit);
+        }
+    }
+
+    /// Begins a wait of this length, unless a shorter one has begun.
+    pub(crate) fn begin_long(&mut self, wait: Duration) {
+        self.start(wait);
+    }
+
+    fn start(&mut self, wait: Duration) -> bool {
+        let now = Instant::now();
         if self.ends.is_some_and(|ends| ends > now && ends <= now + wait) {
-            return;
+            return false;
         }
         // It fails only for an impossible time.
         let _ = self.timer.set(Some(wait));
         self.ends = Some(now + wait);
-        self.next = (self.next * 2).min(limit);
+        true
     }
 
     /// Waits for nothing from the end of a wait that has begun.

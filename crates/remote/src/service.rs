@@ -3,10 +3,11 @@
 use crate::ChannelUse;
 use crate::pause::{Pause, wait_max};
 use crate::shared::{Changes, SharedQueue};
+use crate::wake::{LOOK_AFTER_WHEN_IDLE, ServerWake};
 use cbd_channel::{Server, ServerState};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
 use cbd_export::{BlockDevice, RequestQueue, start_thread};
-use cbd_types::{BlkdevId, Error, ErrorKind, Pmem, Region, Result};
+use cbd_types::{BlkdevId, Completion, Error, ErrorKind, Pmem, Region, Request, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// How long the thread looks for the next request without a wait.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// The place of the connection to the other host in the set of descriptors, if there is one.
+const CONNECTION: usize = 1;
 
 /// How a [`Service`] begins.
 #[derive(Clone, Debug)]
@@ -37,6 +41,14 @@ struct Shared {
     /// Whether the session ends with the thread: the other host sees errors then, and no pause.
     closes: AtomicBool,
     is_used: AtomicBool,
+    /// A connection that the thread is to take.
+    wake: Mutex<Option<ServerWake>>,
+}
+
+impl Shared {
+    fn take_wake(&self) -> Option<ServerWake> {
+        self.wake.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// A thread that executes the requests of another host.
@@ -72,7 +84,9 @@ impl Service {
             let _running: SyncSender<()> = running;
             thread_setup();
             let queue = SharedQueue::new(device.open_queue()?, Arc::clone(&changes), Some(blkdev))?;
-            Serving { place, server, queue, blkdev, changes, event, pause, shared: of_thread }.run()
+            let (wake, set, stores) = (None, WaitSet::new(), 0);
+            let shared = of_thread;
+            Serving { place, server, queue, blkdev, changes, event, pause, wake, set, stores, shared }.run()
         })?;
         Ok(Self { shared, waker, thread: Some(thread), ended: Mutex::new(ended) })
     }
@@ -81,6 +95,12 @@ impl Service {
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.shared.is_used.load(Ordering::Relaxed)
+    }
+
+    /// Lets the other host wake the thread, and the thread that host.
+    pub fn attach(&self, wake: ServerWake) {
+        *self.shared.wake.lock().unwrap_or_else(PoisonError::into_inner) = Some(wake);
+        self.waker.wake();
     }
 
     /// Why the thread has ended without a command; `None` while it runs.
@@ -140,52 +160,42 @@ struct Serving<M: Pmem> {
     changes: Arc<Changes>,
     event: Event,
     pause: Pause,
+    /// By which the other host wakes the thread, and the thread that host.
+    wake: Option<ServerWake>,
+    /// What the thread sleeps on.
+    set: WaitSet,
+    /// What the server has stored when the other host was woken last.
+    stores: u64,
     shared: Arc<Shared>,
 }
 
 impl<M: Pmem> Serving<M> {
     fn run(mut self) -> Result<()> {
-        let mut set = WaitSet::new();
-        for descriptor in self.queue.wait_descriptors() {
-            set.add(descriptor, Interest::Read);
-        }
-        set.add(self.event.descriptor(), Interest::Read);
-        set.add(self.pause.descriptor(), Interest::Read);
+        self.fill_set();
         let (mut requests, mut done) = (Vec::new(), Vec::new());
         let mut last = Instant::now();
         let mut is_settled = false;
+        // Whether the other host was told that the thread is about to sleep.
+        let mut is_announced = false;
         loop {
             self.place.refuse_lost()?;
             let is_stopping = self.shared.stop.load(Ordering::Acquire);
             if !is_stopping {
                 self.server.poll(&mut requests)?;
             }
-            let mut has_worked = !requests.is_empty();
-            for request in requests.drain(..) {
-                let is_former = self.server.is_former(request.id);
-                self.queue.plug(request, is_former, &mut done);
-            }
-            self.queue.unplug(&mut done);
-            if self.queue.parked() > 0 {
-                self.queue.poll(&mut done);
-            }
-            has_worked |= !done.is_empty();
-            for completion in done.drain(..) {
-                // Its result can be that this process has lost its caches.
-                if !self.place.is_lost() {
-                    let id = completion.id;
-                    self.server.complete(completion);
-                    self.queue.stored(id);
-                }
-            }
+            let has_worked = self.execute(&mut requests, &mut done);
             if !is_settled && self.server.is_settled() {
                 is_settled = true;
                 self.changes.settle(self.blkdev);
             }
             self.shared.is_used.store(self.server.state() != ServerState::Alone, Ordering::Relaxed);
+            self.wake_client();
             if has_worked {
                 last = Instant::now();
                 self.pause.shorten();
+                if std::mem::take(&mut is_announced) {
+                    self.wake.iter().for_each(ServerWake::retract);
+                }
                 continue;
             }
             // What has not begun is executed by the next service.
@@ -196,9 +206,14 @@ impl<M: Pmem> Serving<M> {
                 std::hint::spin_loop();
                 continue;
             }
-            self.pause.begin(wait_max(last.elapsed()));
-            set.wait(None)?;
-            self.event.clear();
+            if let Some(wake) = self.wake.as_ref().filter(|_| !is_announced && self.is_woken()) {
+                is_announced = true;
+                wake.announce();
+                self.server.look_closely();
+                continue;
+            }
+            self.sleep(is_announced, last.elapsed())?;
+            is_announced = false;
             // Also without a request: another blkdev's may have woken it.
             self.queue.poll(&mut done);
         }
@@ -206,5 +221,80 @@ impl<M: Pmem> Serving<M> {
             self.server.close();
         }
         Ok(())
+    }
+
+    /// Executes requests, and stores completions. Whether there were some.
+    fn execute(&mut self, requests: &mut Vec<Request>, done: &mut Vec<Completion>) -> bool {
+        let mut has_worked = !requests.is_empty();
+        for request in requests.drain(..) {
+            let is_former = self.server.is_former(request.id);
+            self.queue.plug(request, is_former, done);
+        }
+        self.queue.unplug(done);
+        if self.queue.parked() > 0 {
+            self.queue.poll(done);
+        }
+        has_worked |= !done.is_empty();
+        for completion in done.drain(..) {
+            // Its result can be that this process has lost its caches.
+            if !self.place.is_lost() {
+                let id = completion.id;
+                self.server.complete(completion);
+                self.queue.stored(id);
+            }
+        }
+        has_worked
+    }
+
+    /// Whether the client of the session wakes the thread.
+    fn is_woken(&self) -> bool {
+        self.wake.as_ref().is_some_and(|wake| self.server.client() == Some(wake.session()))
+    }
+
+    /// Wakes the other host if it sleeps, and something was stored for it.
+    fn wake_client(&mut self) {
+        let stores = self.server.stores();
+        if stores != self.stores {
+            self.stores = stores;
+            self.wake.iter().for_each(ServerWake::wake_client);
+        }
+    }
+
+    /// Sleeps until there may be something to do.
+    fn sleep(&mut self, is_announced: bool, quiet: Duration) -> Result<()> {
+        if is_announced {
+            self.pause.end();
+            self.set.wait(Some(LOOK_AFTER_WHEN_IDLE))?;
+        } else {
+            self.pause.begin(wait_max(quiet));
+            self.set.wait(None)?;
+        }
+        self.event.clear();
+        let has_ended = match &self.wake {
+            Some(wake) => {
+                wake.retract();
+                wake.clear();
+                self.set.readable(CONNECTION)
+            }
+            None => false,
+        };
+        let next = self.shared.take_wake();
+        if has_ended || next.is_some() {
+            self.wake = next;
+            self.wake.iter().for_each(ServerWake::attach);
+            self.fill_set();
+        }
+        Ok(())
+    }
+
+    fn fill_set(&mut self) {
+        self.set = WaitSet::new();
+        let wake = self.wake.as_ref().map(ServerWake::descriptors);
+        let own = [self.event.descriptor(), self.pause.descriptor()];
+        // The connection has its place: see `CONNECTION`.
+        let all = wake.into_iter().flatten().chain(own).chain(self.queue.wait_descriptors());
+        for descriptor in all {
+            self.set.add(descriptor, Interest::Read);
+        }
     }
 }

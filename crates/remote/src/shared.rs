@@ -378,6 +378,7 @@ mod tests {
     use cbd_types::AlignedBuffer;
 
     const BLKDEV: BlkdevId = BlkdevId(3);
+    const NONE: [u64; 0] = [];
 
     struct Rig {
         device: Arc<dyn BlockDevice>,
@@ -434,7 +435,7 @@ mod tests {
         rig.changes.settle(BLKDEV);
         assert_eq!(rig.submit(&mut channel, 7, Operation::Write, 0, false), [7]);
         for (id, operation) in [(1, Operation::Write), (2, Operation::Read), (3, Operation::Discard)] {
-            assert_eq!(rig.submit(&mut local, id, operation, 0, false), [], "its completion is not stored");
+            assert_eq!(rig.submit(&mut local, id, operation, 0, false), NONE, "its completion is not stored");
         }
         assert_eq!(rig.submit(&mut local, 4, Operation::Write, 1, false), [4], "it is beside it");
         assert_eq!(rig.submit(&mut local, 5, Operation::Flush, 0, false), [5]);
@@ -450,36 +451,40 @@ mod tests {
     fn former_changes_are_first_and_a_queue_that_ends_is_followed() {
         let mut rig = Rig::new();
         let (mut channel, mut local) = (rig.queue(Some(BLKDEV)), rig.queue(None));
-        assert_eq!(rig.submit(&mut local, 1, Operation::Write, 0, false), [], "the channel has not settled");
-        assert_eq!(rig.submit(&mut channel, 5, Operation::Read, 0, true), []);
+        assert_eq!(
+            rig.submit(&mut local, 1, Operation::Write, 0, false),
+            NONE,
+            "the channel has not settled"
+        );
+        assert_eq!(rig.submit(&mut channel, 5, Operation::Read, 0, true), NONE);
         assert_eq!(rig.submit(&mut channel, 7, Operation::Write, 0, true), [7]);
-        assert_eq!(rig.submit(&mut channel, 8, Operation::Write, 0, false), []);
+        assert_eq!(rig.submit(&mut channel, 8, Operation::Write, 0, false), NONE);
         // It ends before it has stored the completion.
         drop(channel);
-        assert_eq!(rig.poll(&mut local), []);
+        assert_eq!(rig.poll(&mut local), NONE);
         let mut channel = rig.queue(Some(BLKDEV));
         assert_eq!(rig.submit(&mut channel, 7, Operation::Write, 0, true), [7], "it is executed again");
         channel.stored(7);
-        assert_eq!(rig.poll(&mut local), []);
+        assert_eq!(rig.poll(&mut local), NONE);
         rig.changes.settle(BLKDEV);
         assert_eq!(rig.poll(&mut local), [1]);
 
         // A blkdev that is gone, with what its last queue has left.
         assert_eq!(rig.submit(&mut channel, 9, Operation::Write, 0, false), [9]);
-        assert_eq!(rig.submit(&mut local, 2, Operation::Write, 0, false), []);
+        assert_eq!(rig.submit(&mut local, 2, Operation::Write, 0, false), NONE);
         drop(channel);
-        assert_eq!(rig.poll(&mut local), []);
+        assert_eq!(rig.poll(&mut local), NONE);
         rig.changes.settle(BLKDEV);
         assert_eq!(rig.poll(&mut local), [2]);
         // A client that disconnects takes with it what waits.
         rig.changes.wait_for(BLKDEV);
         for id in 3..10 {
-            assert_eq!(rig.submit(&mut local, id, Operation::Write, 0, false), []);
+            assert_eq!(rig.submit(&mut local, id, Operation::Write, 0, false), NONE);
         }
         let mut done = Vec::new();
         local.give_up(&mut done);
         assert_eq!((done.len(), local.parked()), (7, 0));
-        assert_eq!(rig.submit(&mut local, 10, Operation::Write, 0, false), []);
+        assert_eq!(rig.submit(&mut local, 10, Operation::Write, 0, false), NONE);
         assert_eq!(rig.changes.0.lock().held.len(), 1, "one for each queue");
         drop(local);
         let state = rig.changes.0.lock();

@@ -1,108 +1,20 @@
 //! Both sides of a channel in one process: a service over memory, and threads that use its device through a region.
 
-use cbd_channel::{Areas, Client};
-use cbd_export::{BlockDevice, MemoryDevice, RequestQueue, wait_any};
-use cbd_pmem::Mapping;
-use cbd_remote::{Changes, ChannelUse, RemoteDevice, Service, ServiceOptions, SharedDevice};
-use cbd_types::{
-    AlignedBuffer, BlkdevId, ByteRange, Completion, ErrorKind, Operation, Region, Request, Result,
-};
+mod support;
+
+use cbd_channel::Client;
+use cbd_export::{BlockDevice, RequestQueue, wait_any};
+use cbd_remote::SharedDevice;
+use cbd_types::{BlkdevId, ErrorKind, Operation};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use support::{AREA, BLKDEV, LIMIT, Rig, SIZE, read, wait_for, write};
 
-const BLKDEV: BlkdevId = BlkdevId(0);
-const AREA: u64 = 1 << 20;
-const SIZE: u64 = 8 << 20;
-const LIMIT: Duration = Duration::from_secs(20);
-
-/// A region with both areas, and the device behind the service.
-struct Rig {
-    region: Arc<Region<Mapping>>,
-    device: Arc<dyn BlockDevice>,
-    changes: Arc<Changes>,
-    server: AtomicU64,
-    session: AtomicU64,
-    is_lost: Arc<AtomicBool>,
-}
-
-impl Rig {
-    fn new() -> Self {
-        let memory = Arc::new(Mapping::anonymous(SIZE).expect("memory"));
-        Self {
-            region: Arc::new(Region::new(Mapping::anonymous(3 * AREA).expect("memory"))),
-            device: Arc::new(MemoryDevice::new(memory, 512).expect("a device")),
-            changes: Arc::default(),
-            server: AtomicU64::new(AREA),
-            session: AtomicU64::new(1),
-            is_lost: Arc::default(),
-        }
-    }
-
-    fn place(&self) -> ChannelUse {
-        ChannelUse {
-            areas: Areas { client: 0, server: self.server.load(Ordering::Relaxed) },
-            area_bytes: AREA,
-            session: self.session.fetch_add(1, Ordering::Relaxed),
-            is_lost: Arc::clone(&self.is_lost),
-        }
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; 3 * AREA as usize];
-        self.region.load(0, &mut bytes).expect("memory");
-        bytes
-    }
-
-    fn serve(&self) -> Service {
-        let options = ServiceOptions {
-            name: "service",
-            place: self.place(),
-            blkdev: BLKDEV,
-            changes: Arc::clone(&self.changes),
-            thread_setup: || (),
-        };
-        Service::start(Arc::clone(&self.region), Arc::clone(&self.device), &options).expect("a service")
-    }
-
-    fn open(&self, limit: Duration) -> Result<RemoteDevice<Mapping>> {
-        RemoteDevice::open(Arc::clone(&self.region), self.place(), limit)
-    }
-}
-
-/// Polls, and waits as an export does, until `wanted` requests have completed.
-fn wait_for(queue: &mut dyn RequestQueue, wanted: usize) -> Vec<Completion> {
-    let (mut done, end) = (Vec::new(), Instant::now() + LIMIT);
-    loop {
-        queue.poll(&mut done);
-        if done.len() >= wanted {
-            return done;
-        }
-        assert!(Instant::now() < end, "{} of {wanted} requests completed", done.len());
-        wait_any(&queue.wait_descriptors(), Some(LIMIT)).expect("a wait");
-    }
-}
-
-fn write(queue: &mut dyn RequestQueue, at: u64, byte: u8, length: usize) -> Vec<Completion> {
-    let mut buffer = AlignedBuffer::zeroed(length);
-    buffer.fill(byte);
-    let mut done = Vec::new();
-    let range = ByteRange::at(at, length as u64);
-    queue.submit(Request::unmarked(at, Operation::Write, range, false, buffer), &mut done);
-    done
-}
-
-fn read(queue: &mut dyn RequestQueue, at: u64, length: usize) -> AlignedBuffer {
-    let mut done = Vec::new();
-    let range = ByteRange::at(at, length as u64);
-    let buffer = AlignedBuffer::zeroed(length);
-    queue.submit(Request::unmarked(at, Operation::Read, range, false, buffer), &mut done);
-    if done.is_empty() {
-        done = wait_for(queue, 1);
-    }
-    let completion = done.pop().expect("one completion");
-    completion.result.expect("it is read");
-    completion.buffer
+fn bytes_of(rig: &Rig) -> Vec<u8> {
+    let mut bytes = vec![0; 3 * AREA as usize];
+    rig.region.load(0, &mut bytes).expect("memory");
+    bytes
 }
 
 #[test]
@@ -347,14 +259,14 @@ fn a_process_that_is_its_host_no_more_stores_nothing() {
     };
     assert_eq!(failure.kind(), ErrorKind::Stopped);
     assert!(service.failure().is_some(), "it stays so");
-    let before = rig.bytes();
+    let before = bytes_of(&rig);
     let refused = write(&mut *queue, 0, 2, 4096).pop().expect("it fails at once");
     assert_eq!(refused.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
     drop(service);
     device.close();
     drop((queue, device));
     assert_eq!(rig.open(LIMIT).map(drop).map_err(|error| error.kind()), Err(ErrorKind::Stopped));
-    assert!(rig.bytes() == before, "the region is another host's");
+    assert!(bytes_of(&rig) == before, "the region is another host's");
 }
 
 #[test]

@@ -63,7 +63,12 @@ pub fn failed_pages(host: &Host, given: &Given) -> Result<(), String> {
         "{DEVDAX}
         state=/tmp/state
         {DAEMON}
-        cbdctrl tp-reg --path /dev/dax0.0 --host guest --format >/dev/null
+        # Machines cannot share such a device.
+        cbdctrl tp-reg --path /dev/dax0.0 --host guest --format --shared >/dev/null 2>/tmp/warned
+        grep -q 'descriptions of the pages of /dev/dax0.0' /tmp/warned
+        cbdctrl tp-unreg --transport 0 >/dev/null
+        cbdctrl tp-reg --path /dev/dax0.0 --host guest --format --force >/dev/null 2>/tmp/warned
+        ! grep -q 'descriptions of the pages' /tmp/warned
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev >/dev/null
         cbdctrl set --backend 0 writeback_rate=32K >/dev/null
         dd if=/dev/urandom of=/tmp/data bs=1M count=16 2>/dev/null

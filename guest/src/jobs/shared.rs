@@ -31,7 +31,8 @@ const UNTIL: &str = "
 
 /// The first machine: it makes the region, caches a disk in it, and clears what the second one leaves when its power is cut.
 const FIRST: &str = "
-    cbdctrl tp-reg --path /dev/dax0.0 --host a --format --shared >/dev/null
+    cbdctrl tp-reg --path /dev/dax0.0 --host a --format --shared >/dev/null 2>/tmp/warned
+    if grep 'descriptions of the pages' /tmp/warned; then exit 1; fi
     cbdctrl backend-start --path /dev/vda --cache-size 64M --start-dev >/dev/null
     dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null
     dd if=/tmp/data of=/dev/cbd0 bs=1M oflag=direct 2>/dev/null

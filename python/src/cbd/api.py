@@ -1570,6 +1570,9 @@ class RemoteBlkdevStatus(BlkdevInfo):
     in_flight: int = 0
     #: Milliseconds for which none of these requests has completed; 0 without any.
     waiting_ms: int = 0
+    #: Whether both hosts wake each other: they are processes of one kernel. Otherwise they look from time to time
+    #: for what the other one has stored.
+    woken: Optional[bool] = None
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         **BlkdevInfo._decoders,
@@ -1577,6 +1580,7 @@ class RemoteBlkdevStatus(BlkdevInfo):
         "backend_host": _codec.text,
         "in_flight": _codec.integer,
         "waiting_ms": _codec.integer,
+        "woken": _codec.boolean,
     }
 
 

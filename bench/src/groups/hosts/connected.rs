@@ -1,6 +1,9 @@
 //! A block device of one host on a backend of another one, with both sides as daemons have them: a thread that serves the device at the
 //! host of the backend, and a [`RemoteDevice`] at the other host.
 //!
+//! Both look from time to time for what the other one has stored, as on two machines, until they [wake](Connected::wake) each other, as
+//! on one.
+//!
 //! Invariants: both hosts have mappings of their own. Only the caller runs background work of the cache, while nothing is in flight.
 
 use super::region::OpenRegion;
@@ -11,14 +14,15 @@ use crate::scale::{Scale, random_places};
 use cbd_channel::Areas;
 use cbd_device::Device;
 use cbd_engine::{BlkdevSpec, ChannelArea, RemoteBlkdev, RemoteState};
+use cbd_export::wait_any;
 use cbd_pmem::Mapping;
-use cbd_remote::{ChannelUse, RemoteDevice, Service, ServiceOptions};
+use cbd_remote::{ChannelUse, RemoteDevice, Service, ServiceOptions, WakeAddress, WakeListener};
 use cbd_runtime::{ProcessEnvironment, ServedDevice};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{BlkdevId, Error, ErrorKind, HostId, Result};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The host of the backend.
 const OWNER: usize = 0;
@@ -47,6 +51,7 @@ pub struct Connected {
     written: u64,
     random: SmallRng,
     service: Service,
+    blkdev: BlkdevId,
     _region: OpenRegion,
 }
 
@@ -67,8 +72,40 @@ impl Connected {
         let service = serve(&region, &row, &served)?;
         let server_threads = Threads::now()?.without(&before);
         let device = Arc::new(open(&region)?);
-        let written = size;
-        Ok(Self { device, served, server_threads, rig, size, written, random, service, _region: region })
+        let (written, blkdev) = (size, row.entry.id);
+        Ok(Self {
+            device,
+            served,
+            server_threads,
+            rig,
+            size,
+            written,
+            random,
+            service,
+            blkdev,
+            _region: region,
+        })
+    }
+
+    /// Lets both hosts wake each other from now on.
+    ///
+    /// # Errors
+    /// Those of the system; [`ErrorKind::TimedOut`] if the service does not take the connection.
+    pub fn wake(&self) -> Result<()> {
+        let failed = |error| Error::new(ErrorKind::System, "no socket for the wake-up").caused_by(error);
+        let address = WakeAddress { region: rand::random(), host: HostId(OWNER as u32) };
+        let mut listener = WakeListener::bind(&address).map_err(failed)?;
+        self.device.connect_wake(&address, self.blkdev)?;
+        let wake = listener.accept().pop();
+        self.service.attach(wake.ok_or_else(|| Error::new(ErrorKind::NotFound, "no connection came"))?);
+        let end = Instant::now() + LIMIT;
+        while !self.device.is_woken() {
+            if Instant::now() > end {
+                return Err(Error::new(ErrorKind::TimedOut, "the service does not take the connection"));
+            }
+            wait_any(&[], Some(Duration::from_millis(1)))?;
+        }
+        Ok(())
     }
 
     /// Random blocks to write to. Background work runs before, if the free part of the cache may be too small.

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 /// Requests before.
 const REQUESTS: usize = 1000;
 
-/// Runs the measurement.
+/// Runs the measurement of hosts that wake each other or look from time to time: `how` begins the names of the figures.
 ///
 /// # Errors
 /// Those of both sides, and of the system.
-pub fn run(options: &Options, connected: &mut Connected, figures: &mut Figures) -> Result<()> {
+pub fn run(options: &Options, connected: &mut Connected, how: &str, figures: &mut Figures) -> Result<()> {
     let exports = Exports::new()?;
     let before = Threads::now()?;
     let listen = Listen::Unix(exports.path("of-the-other-host.sock"));
@@ -48,13 +48,13 @@ pub fn run(options: &Options, connected: &mut Connected, figures: &mut Figures) 
     server.stop()?;
 
     let [server, client] = percent;
-    figures.add("idle_server_cpu_percent", rounded(server, 3));
-    figures.add("idle_client_cpu_percent", rounded(client, 3));
+    figures.add(format!("{how}_server_cpu_percent"), rounded(server, 3));
+    figures.add(format!("{how}_client_cpu_percent"), rounded(client, 3));
     let mut detail = Map::new();
     detail.insert("seconds".to_owned(), json!(time.as_secs()));
     detail.insert("threads".to_owned(), json!(sides.each_ref().map(Threads::count)));
     detail.insert("absolute".to_owned(), json!(format!("{server:.3} % and {client:.3} %")));
-    figures.add_detailed("idle_cpu_percent", rounded(server.max(client), 3), detail, None);
+    figures.add_detailed(&format!("{how}_cpu_percent"), rounded(server.max(client), 3), detail, None);
     Ok(())
 }
 

@@ -50,11 +50,11 @@ pub(super) enum Waiting {
     Polls,
 }
 
-/// Runs the measurement.
+/// Runs the measurement; `how` begins the names of the figures.
 ///
 /// # Errors
 /// Those of both sides.
-pub fn run(options: &Options, connected: &mut Connected, figures: &mut Figures) -> Result<()> {
+pub fn run(options: &Options, connected: &mut Connected, how: &str, figures: &mut Figures) -> Result<()> {
     let exports = Exports::new()?;
     let (mut waiting, mut polled) = (Ratios::default(), Ratios::default());
     for Depth { depth, requests, server } in DEPTHS {
@@ -72,17 +72,19 @@ pub fn run(options: &Options, connected: &mut Connected, figures: &mut Figures) 
             let found = measure(connected, &ways, (operation, depth, requests), rounds);
             exports.processors.unpin()?;
             let found = found?;
-            for (side, way) in ["channel_waiting", "channel_polled", "nbd"].into_iter().enumerate() {
-                add_time(figures, &format!("{way}_{name}_us"), &found.each(|turn| turn[side] / 1000.0));
+            for (side, way) in ["waiting", "polled", "nbd"].into_iter().enumerate() {
+                let figure = format!("{how}_{way}_{name}_us");
+                add_time(figures, &figure, &found.each(|turn| turn[side] / 1000.0));
             }
-            waiting.add(figures, "channel_over_nbd", &name, &found.each(|turn| turn[2] / turn[0]));
-            polled.add(figures, "channel_polled_over_nbd", &name, &found.each(|turn| turn[2] / turn[1]));
+            waiting.add(figures, &format!("{how}_over_nbd"), &name, &found.each(|turn| turn[2] / turn[0]));
+            let figure = format!("{how}_polled_over_nbd");
+            polled.add(figures, &figure, &name, &found.each(|turn| turn[2] / turn[1]));
         }
         drop(ways);
         nbd.stop()?;
     }
-    waiting.report(figures, "channel_over_nbd");
-    polled.report(figures, "channel_polled_over_nbd");
+    waiting.report(figures, &format!("{how}_over_nbd"));
+    polled.report(figures, &format!("{how}_polled_over_nbd"));
     Ok(())
 }
 

@@ -95,6 +95,10 @@ pub struct RemoteBlkdevStatus {
     pub in_flight: u64,
     /// Milliseconds for which none of these requests has completed; 0 without any.
     pub waiting_ms: u64,
+    /// Whether both hosts wake each other: they are processes of one kernel. Otherwise they look from time to time for what the other one
+    /// has stored.
+    #[serde(default)]
+    pub woken: bool,
 }
 
 /// A backend in the status.

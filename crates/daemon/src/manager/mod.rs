@@ -48,6 +48,7 @@ mod tests;
 mod together;
 mod transport;
 mod users;
+mod wakes;
 mod watch;
 
 use crate::config::Config;
@@ -373,6 +374,7 @@ impl Manager {
     fn follow_hosts(self: &Arc<Self>) {
         self.follow_moves();
         self.serve_other_hosts();
+        self.accept_wakes();
         self.reopen_remotes();
     }
 }

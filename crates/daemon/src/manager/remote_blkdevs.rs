@@ -106,6 +106,7 @@ impl RemoteSlot {
             backend_host,
             in_flight: device.map_or(0, |device| device.in_flight() as u64),
             waiting_ms: u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX),
+            woken: device.is_some_and(|device| device.is_woken()),
         }
     }
 
@@ -137,6 +138,7 @@ impl RemoteSlot {
         handle.refuse_held(self.row.entry.backend)?;
         let backend = handle.backend_below(&self.row)?;
         let device = Arc::new(connect(fixed, handle, &self.row)?);
+        handle.connect_wake(&self.row, &device);
         let exported: Arc<dyn BlockDevice> = Arc::clone(&device) as _;
         if self.blkdev.export.is_some()
             && let Some(switch) = &self.blkdev.switch

@@ -18,7 +18,7 @@ use crate::exports::{STOP_TIMEOUT, prepare_data_thread};
 use cbd_channel::Areas;
 use cbd_engine::{ChannelArea, Environment, RemoteBlkdev, ServedBlkdev};
 use cbd_export::BlockDevice;
-use cbd_remote::{Changes, ChannelUse, Service, ServiceOptions};
+use cbd_remote::{Changes, ChannelUse, ServerWake, Service, ServiceOptions};
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Class, Error, ErrorKind, Geometry, HostId, Result};
 use std::sync::Arc;
@@ -72,6 +72,12 @@ impl ServedSlot {
             );
         }
         failure.is_none() && run.device().geometry() == self.geometry
+    }
+
+    /// Lets the other host wake the thread, and the thread that host.
+    pub fn attach(&self, wake: ServerWake) {
+        tracing::debug!(blkdev = self.served.blkdev.0, "{self}: both hosts wake each other");
+        self.service.attach(wake);
     }
 
     /// Ends it; with `closes` the other host sees errors from now on.

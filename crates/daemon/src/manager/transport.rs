@@ -15,6 +15,7 @@ use crate::state::TransportEntry;
 use cbd_backing::{Identity, after_predecessor, refuse_file_beneath_loop_device};
 use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
+use cbd_remote::WakeListener;
 use cbd_runtime::hosts::Living;
 use cbd_runtime::presence::Presence;
 use cbd_runtime::region::{
@@ -69,6 +70,8 @@ pub(super) struct Running {
     pub remotes: BTreeMap<BlkdevId, RemoteSlot>,
     /// Such devices that are being started.
     pub remote_starts: Count,
+    /// Where other hosts connect that are processes of the same kernel; none while another process has the address.
+    pub wakes: Option<WakeListener>,
     /// Dropped before the transport, and after what stores into it.
     pub presence: Option<Presence>,
     pub transport: Arc<Transport<ProcessEnvironment>>,
@@ -361,6 +364,7 @@ impl Running {
             backends: BTreeMap::new(),
             remotes: BTreeMap::new(),
             remote_starts: Count::default(),
+            wakes: None,
             presence,
             transport,
         };
@@ -451,6 +455,19 @@ impl Running {
         ))
     }
 
+    /// A warning about a device that machines cannot share.
+    fn pages_in_device(&self) -> Option<String> {
+        let is_shared = self.living.is_some() && self.mapping.pages_in_device;
+        is_shared.then(|| {
+            format!(
+                "the kernel keeps its descriptions of the pages of {} in the device itself: another machine that maps it overwrites \
+                 them, and both kernels panic. For hosts of one machine that is no matter; for several machines it is made with \
+                 ndctl create-namespace --mode devdax --map mem",
+                self.path
+            )
+        })
+    }
+
     /// A warning about a file or device that is larger than the region.
     fn unused_end(&self, id: u32) -> Option<String> {
         let layout = &self.tables_copy.info.layout;
@@ -474,6 +491,7 @@ impl Running {
         warnings.extend(self.others.iter().cloned());
         warnings.extend(self.lost_blkdevs());
         warnings.extend(self.unused_end(base.transport_id));
+        warnings.extend(self.pages_in_device());
         if self.mapping.durability != Durability::PowerFail {
             warnings.push(
                 "this region does not survive a power failure: what is dirty in it is lost with the machine"

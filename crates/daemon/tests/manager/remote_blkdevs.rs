@@ -427,6 +427,7 @@ fn remote(host: &Host) -> RemoteBlkdevStatus {
 #[test]
 fn the_status_and_the_metrics_have_its_requests_and_for_how_long_they_wait() {
     let (_shared, a, b) = two_hosts();
+    wait_until("both hosts wake each other", || remote(&b).woken);
     let mut client = b.fixture.client();
     client.write(0, &[1; 16384], false).unwrap();
     client.read(0, &mut [0; 4096]).unwrap();
@@ -447,7 +448,7 @@ fn the_status_and_the_metrics_have_its_requests_and_for_how_long_they_wait() {
     });
     wait_until("its wait is shown", || remote(&b).waiting_ms > 3000);
     let shown = remote(&b);
-    assert_eq!(shown.in_flight, 1);
+    assert_eq!((shown.in_flight, shown.woken), (1, false));
     assert!(shown.info.error.unwrap().contains("requests have waited for host a for "));
     let page = cbd_daemon::metrics::render(&b.daemon.status().unwrap());
     let labels = r#"{transport="0",backend="0",blkdev="0",host="0",name="a"}"#;
@@ -463,6 +464,7 @@ fn the_status_and_the_metrics_have_its_requests_and_for_how_long_they_wait() {
     let shown = remote(&b);
     assert_eq!((shown.in_flight, shown.waiting_ms, shown.info.error), (0, 0, None));
     assert!(shown.info.operations["write"].latency.sum_ns > 3_000_000_000);
+    wait_until("both hosts wake each other again", || remote(&b).woken);
 }
 
 #[test]

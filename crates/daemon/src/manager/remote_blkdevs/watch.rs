@@ -79,7 +79,7 @@ impl OpenRemote {
                 let text = format!("host {host} has ended that it serves backend {backend} to this one");
                 self.fails(handle, &Error::new(ErrorKind::Stopped, text));
             }
-            _ => {}
+            _ => handle.connect_wake(&self.row, &self.device),
         }
         Ok(())
     }

@@ -1,0 +1,60 @@
+//! Wake-up between this host and others that are processes of the same kernel: who listens, and who connects.
+//!
+//! Invariants: a host that cannot be reached, or not yet, is served all the same: both sides look from time to time then. Nothing here
+//! waits for another host.
+//!
+//! Elsewhere: the connections, and what they do (`cbd-remote`, `wake`).
+
+use super::Manager;
+use super::slots::TransportHandle;
+use super::transport::{Running, running_mut};
+use cbd_engine::RemoteBlkdev;
+use cbd_pmem::Mapping;
+use cbd_remote::{RemoteDevice, ServerWake, WakeAddress, WakeListener};
+use cbd_types::HostId;
+
+impl TransportHandle {
+    fn wake_address(&self, host: HostId) -> WakeAddress {
+        WakeAddress { region: self.transport.info().uuid, host }
+    }
+
+    /// Connects a device of this host to the host that has its backend, unless it is connected.
+    pub(super) fn connect_wake(&self, row: &RemoteBlkdev, device: &RemoteDevice<Mapping>) {
+        let id = row.entry.id;
+        if let Err(error) = device.connect_wake(&self.wake_address(row.owner), id) {
+            tracing::debug!(transport = self.id, blkdev = id.0, "it is not woken by the other host: {error}");
+        }
+    }
+}
+
+impl Running {
+    /// Takes what came from other hosts, and listens for more.
+    fn accept_wakes(&mut self, address: &WakeAddress) -> Vec<ServerWake> {
+        // While a former process of this host ends, the address is in use: the next pass tries again.
+        let listener = self.wakes.take().or_else(|| WakeListener::bind(address).ok());
+        self.wakes = listener;
+        self.wakes.as_mut().map(WakeListener::accept).unwrap_or_default()
+    }
+
+    /// Gives a connection to the service of its block device. Without one it is closed, and the other host tries again.
+    fn give_wake(&self, wake: ServerWake) {
+        let services = self.backends.values().find_map(|slot| slot.services.get(&wake.blkdev()));
+        if let Some(service) = services {
+            service.attach(wake);
+        }
+    }
+}
+
+impl Manager {
+    /// Lets other hosts that use backends of this one connect. If a command holds the tables, the next pass does it.
+    pub(super) fn accept_wakes(&self) {
+        for handle in self.shared_handles().into_iter().filter(|handle| !handle.is_lost()) {
+            let address = handle.wake_address(handle.host);
+            let Some(mut tables) = self.tables_to_retry() else { return };
+            let Ok(running) = running_mut(&mut tables, handle.id) else { continue };
+            for wake in running.accept_wakes(&address) {
+                running.give_wake(wake);
+            }
+        }
+    }
+}

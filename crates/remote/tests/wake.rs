@@ -1,0 +1,209 @@
+//! Both sides of a channel wake each other: the same rig, with threads that sleep.
+
+mod support;
+
+use cbd_export::BlockDevice;
+use cbd_pmem::Mapping;
+use cbd_remote::{RemoteDevice, Service, WakeAddress, WakeListener};
+use cbd_sys::event::Signal;
+use cbd_sys::passing;
+use cbd_sys::words::SharedWords;
+use cbd_types::HostId;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use support::{BLKDEV, LIMIT, Rig, read, wait_for, write};
+
+/// Time after which a service sleeps.
+const REST: Duration = Duration::from_millis(3);
+
+/// An address that no other test has.
+fn address(test: u8) -> WakeAddress {
+    let mut region = [test; 16];
+    region[..4].copy_from_slice(&std::process::id().to_ne_bytes());
+    WakeAddress { region, host: HostId(3) }
+}
+
+/// Connects a device, and gives the service the connection.
+fn connect(
+    device: &RemoteDevice<Mapping>,
+    service: &Service,
+    (address, listener): (&WakeAddress, &mut WakeListener),
+) {
+    device.connect_wake(address, BLKDEV).expect("a connection");
+    let mut found = listener.accept();
+    let wake = found.pop().expect("one has come");
+    assert_eq!((wake.blkdev(), found.len()), (BLKDEV, 0));
+    service.attach(wake);
+    wait_until(|| device.is_woken());
+}
+
+fn wait_until(mut is_it: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !is_it() {
+        assert!(Instant::now() < end, "it does not become so");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_service_and_a_queue_that_sleep_are_woken() {
+    let (rig, address) = (Rig::new(), address(1));
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    connect(&device, &service, (&address, &mut listener));
+    let mut queue = device.open_queue().expect("a queue");
+    // Both look only after a second, or a tenth of one, unless they are woken.
+    let begun = Instant::now();
+    for round in 0..200_u32 {
+        if round % 2 == 0 {
+            std::thread::sleep(REST);
+        }
+        write(&mut *queue, 0, round as u8, 4096);
+        wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+        assert_eq!(read(&mut *queue, 0, 4096)[..], [round as u8; 4096]);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    // The end of a session wakes the service, too.
+    std::thread::sleep(REST);
+    let begun = Instant::now();
+    device.close();
+    wait_until(|| !service.is_used());
+    assert!(begun.elapsed() < Duration::from_millis(800), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_queue_that_sleeps_goes_on_when_the_service_ends_and_is_woken_by_the_next_one() {
+    let (rig, address) = (Rig::new(), address(2));
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let mut service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    for round in 0..10 {
+        connect(&device, &service, (&address, &mut listener));
+        device.connect_wake(&address, BLKDEV).expect("it does nothing");
+        assert_eq!(listener.accept().len(), 0, "there is one connection");
+        std::thread::sleep(REST);
+        service.stop(false, LIMIT).expect("it ends");
+        write(&mut *queue, 0, round, 4096);
+        service = rig.serve();
+        wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+        assert!(!device.is_woken());
+        assert_eq!(read(&mut *queue, 0, 4096)[..], [round; 4096]);
+    }
+    // Without a listener, too.
+    drop(listener);
+    device.connect_wake(&address, BLKDEV).expect("it is no error");
+    assert!(!device.is_woken());
+    assert_eq!(read(&mut *queue, 0, 4096)[..], [9; 4096]);
+}
+
+#[test]
+fn several_queues_and_services_that_come_and_go_lose_no_wake_up() {
+    let (rig, address) = (Rig::new(), address(3));
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let mut service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let begun = Instant::now();
+    let _service = std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let (device, is_over, rounds) = (&device, &is_over, &rounds);
+            scope.spawn(move || {
+                let mut queue = device.open_queue().expect("a queue");
+                let mut round = 0_u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    round += 1;
+                    let (at, byte, count) = (thread << 20, (round + thread) as u8, 1 + round % 7);
+                    let missing =
+                        (0..count).map(|index| 1 - write(&mut *queue, at + index * 4096, byte, 4096).len());
+                    let missing = missing.sum();
+                    for completion in wait_for(&mut *queue, missing) {
+                        completion.result.expect("it is written");
+                    }
+                    assert_eq!(read(&mut *queue, at + (count - 1) * 4096, 4096)[..], [byte; 4096]);
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for _ in 0..10 {
+            connect(&device, &service, (&address, &mut listener));
+            let seen = rounds.load(Ordering::Relaxed);
+            wait_until(|| rounds.load(Ordering::Relaxed) > seen + 200);
+            service.stop(false, LIMIT).expect("it ends");
+            service = rig.serve();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        service
+    });
+    assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
+    assert_eq!(device.in_flight(), 0);
+}
+
+#[test]
+fn a_connection_of_another_session_changes_nothing() {
+    let (rig, address) = (Rig::new(), address(4));
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    let (_page, _events, _socket) = introduce(&address, &format!("wake {} 77", BLKDEV.0));
+    service.attach(listener.accept().pop().expect("one has come"));
+    let begun = Instant::now();
+    for _ in 0..20 {
+        std::thread::sleep(REST);
+        read(&mut *queue, 0, 4096);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(4), "the service looks: {:?}", begun.elapsed());
+}
+
+/// A connection with this text, and what it has passed.
+fn introduce(address: &WakeAddress, text: &str) -> (SharedWords, [Signal; 2], OwnedFd) {
+    let socket = connected(address);
+    let page = SharedWords::new().expect("a page");
+    let events = [0; 2].map(|_| Signal::new().expect("an eventfd"));
+    let descriptors = [page.descriptor(), events[0].as_fd(), events[1].as_fd()];
+    passing::send(&socket, None, text, &descriptors).expect("it is sent");
+    (page, events, socket)
+}
+
+fn connected(address: &WakeAddress) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+    let name = format!("cbd-wake-{}-{}", cbd_types::uuid_text(address.region), address.host.0);
+    let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
+    rustix::net::connect(&socket, &name).expect("it listens");
+    socket
+}
+
+#[test]
+fn connections_that_say_nothing_or_nonsense_keep_no_one_away() {
+    let address = address(5);
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    assert_eq!(
+        WakeListener::bind(&address).map(drop).map_err(|error| error.kind()),
+        Err(std::io::ErrorKind::AddrInUse)
+    );
+    let silent: Vec<OwnedFd> = (0..60).map(|_| connected(&address)).collect();
+    assert_eq!(listener.accept().len(), 0);
+    let more: Vec<OwnedFd> = (0..60).map(|_| connected(&address)).collect();
+    for text in ["wake 0", "wake 0 1 2", "wake x 1", "sleep 0 1", "wake -1 1", ""] {
+        let _ends = (!text.is_empty()).then(|| introduce(&address, text));
+        assert_eq!(listener.accept().len(), 0, "{text:?}");
+    }
+    // Descriptors that are too few, and a page that is none.
+    let (page, event) = (SharedWords::new().expect("a page"), Signal::new().expect("an eventfd"));
+    let zero = std::fs::File::open("/dev/zero").expect("it is there");
+    for descriptors in
+        [vec![page.descriptor(), event.as_fd()], vec![zero.as_fd(), event.as_fd(), event.as_fd()]]
+    {
+        passing::send(connected(&address), None, "wake 0 1", &descriptors).expect("it is sent");
+        assert_eq!(listener.accept().len(), 0);
+    }
+    let _kept = introduce(&address, "wake 6 1");
+    assert_eq!(listener.accept().pop().map(|wake| wake.blkdev().0), Some(6));
+    drop((silent, more));
+    assert_eq!(listener.accept().len(), 0);
+}
