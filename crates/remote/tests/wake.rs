@@ -2,7 +2,8 @@
 
 mod support;
 
-use cbd_export::BlockDevice;
+use cbd_export::wake::is_closed_by_peer;
+use cbd_export::{BlockDevice, RequestQueue, wait_any};
 use cbd_pmem::Mapping;
 use cbd_remote::{RemoteDevice, Service, WakeAddress, WakeListener};
 use cbd_sys::event::Signal;
@@ -10,7 +11,9 @@ use cbd_sys::passing;
 use cbd_sys::words::SharedWords;
 use cbd_types::HostId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::{BLKDEV, LIMIT, Rig, read, wait_for, write};
@@ -31,8 +34,13 @@ fn connect(
     service: &Service,
     (address, listener): (&WakeAddress, &mut WakeListener),
 ) {
-    device.connect_wake(address, BLKDEV).expect("a connection");
-    let mut found = listener.accept();
+    let mut found = Vec::new();
+    // Until it begins another program a child of this process, which another test has, keeps the end of a former connection open.
+    wait_until(|| {
+        device.connect_wake(address, BLKDEV).expect("a connection");
+        found = listener.accept();
+        !found.is_empty()
+    });
     let wake = found.pop().expect("one has come");
     assert_eq!((wake.blkdev(), found.len()), (BLKDEV, 0));
     service.attach(wake);
@@ -69,9 +77,71 @@ fn a_service_and_a_queue_that_sleep_are_woken() {
     // The end of a session wakes the service, too.
     std::thread::sleep(REST);
     let begun = Instant::now();
-    device.close();
+    device.end();
     wait_until(|| !service.is_used());
     assert!(begun.elapsed() < Duration::from_millis(800), "{:?}", begun.elapsed());
+    // Another session has another connection.
+    assert!(device.reopen(Arc::clone(&rig.region), rig.place()).expect("there is memory"));
+    connect(&device, &service, (&address, &mut listener));
+    assert_eq!(read(&mut *queue, 0, 4096)[..], [199; 4096]);
+}
+
+/// Whether a thread that waits for the queue would look.
+fn is_readable(queue: &dyn RequestQueue) -> bool {
+    wait_any(&queue.wait_descriptors(), Some(Duration::from_millis(20))).expect("a wait").is_some()
+}
+
+#[test]
+fn a_queue_that_is_waited_on_without_another_look_is_woken() {
+    let (rig, address) = (Rig::new(), address(6));
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    connect(&device, &service, (&address, &mut listener));
+    let (mut queue, other) = (device.open_queue().expect("a queue"), device.open_queue().expect("a queue"));
+    let (begun, mut done) = (Instant::now(), Vec::new());
+    for round in 0..40 {
+        write(&mut *queue, 0, round, 4096);
+        while done.is_empty() {
+            wait_any(&queue.wait_descriptors(), Some(LIMIT)).expect("a wait");
+            queue.poll(&mut done);
+        }
+        done.pop().expect("one").result.expect("it is written");
+    }
+    // Unless it is woken, each takes a tenth of a second.
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    queue.poll(&mut done);
+    std::thread::sleep(2 * Duration::from_millis(100));
+    queue.poll(&mut done);
+    assert!(!is_readable(&*queue) && !is_readable(&*other), "nothing is to be done");
+}
+
+#[test]
+fn a_service_without_requests_sleeps() {
+    let (rig, address) = (Rig::new(), address(7));
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let service = rig.serve_as("sleeper");
+    let device = rig.open(LIMIT).expect("a device");
+    connect(&device, &service, (&address, &mut listener));
+    let mut queue = device.open_queue().expect("a queue");
+    read(&mut *queue, 0, 4096);
+    let ticks = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("it is there");
+        let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+        let stat = stats.into_iter().find(|stat| stat.contains("(sleeper)")).expect("it runs");
+        let fields = stat.rsplit(')').next().expect("there is one").split_whitespace();
+        // Behind the name: utime and stime.
+        fields.skip(11).take(2).map(|field| field.parse::<u64>().expect("a number")).sum::<u64>()
+    };
+    for _is_connected in [true, false] {
+        std::thread::sleep(REST);
+        let before = ticks();
+        std::thread::sleep(Duration::from_millis(500));
+        // A tick is 10 ms.
+        let used = ticks() - before;
+        assert!(used < 10, "{used} ticks of processor time in half a second");
+        device.close();
+    }
 }
 
 #[test]
@@ -178,6 +248,38 @@ fn connected(address: &WakeAddress) -> OwnedFd {
     socket
 }
 
+/// Connects and introduces itself as a process of this user.
+fn introduce_as(user: u32, address: &WakeAddress) {
+    let script = format!(
+        "import socket, os, fcntl\n\
+         page = os.memfd_create('page', os.MFD_ALLOW_SEALING)\n\
+         os.ftruncate(page, 4096)\n\
+         fcntl.fcntl(page, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)\n\
+         s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n\
+         s.connect('\\0cbd-wake-{}-{}')\n\
+         socket.send_fds(s, [b'wake 0 1'], [page, os.eventfd(0), os.eventfd(0)])\n",
+        cbd_types::uuid_text(address.region),
+        address.host.0
+    );
+    let mut python = std::process::Command::new("python3");
+    let status = python.args(["-c", &script]).uid(user).current_dir("/").status().expect("python3");
+    // It is disconnected while it sends, or later.
+    assert!(status.success() || user != 0, "{status}");
+}
+
+#[test]
+fn only_processes_of_the_own_user_are_heard() {
+    let address = address(8);
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let own = rustix::process::geteuid().as_raw();
+    introduce_as(own, &address);
+    assert_eq!(listener.accept().len(), 1);
+    if own == 0 {
+        introduce_as(65534, &address);
+        assert_eq!(listener.accept().len(), 0);
+    }
+}
+
 #[test]
 fn connections_that_say_nothing_or_nonsense_keep_no_one_away() {
     let address = address(5);
@@ -188,7 +290,10 @@ fn connections_that_say_nothing_or_nonsense_keep_no_one_away() {
     );
     let silent: Vec<OwnedFd> = (0..60).map(|_| connected(&address)).collect();
     assert_eq!(listener.accept().len(), 0);
+    assert!(!is_closed_by_peer(silent[0].as_raw_fd()));
     let more: Vec<OwnedFd> = (0..60).map(|_| connected(&address)).collect();
+    assert_eq!(listener.accept().len(), 0);
+    assert!(is_closed_by_peer(silent[0].as_raw_fd()) && !is_closed_by_peer(more[59].as_raw_fd()));
     for text in ["wake 0", "wake 0 1 2", "wake x 1", "sleep 0 1", "wake -1 1", ""] {
         let _ends = (!text.is_empty()).then(|| introduce(&address, text));
         assert_eq!(listener.accept().len(), 0, "{text:?}");

@@ -47,8 +47,13 @@ impl Rig {
     }
 
     pub fn serve(&self) -> Service {
+        self.serve_as("service")
+    }
+
+    /// With this name of its thread.
+    pub fn serve_as(&self, name: &str) -> Service {
         let options = ServiceOptions {
-            name: "service",
+            name,
             place: self.place(),
             blkdev: BLKDEV,
             changes: Arc::clone(&self.changes),

@@ -3,7 +3,7 @@
 use super::{A, B, C, CACHE, World, id, kind, withdrawn};
 use cbd_engine::{RemoteState, TwoSlots};
 use cbd_format::tables::{STATE_FREE, STATE_INCOMING};
-use cbd_format::{BackendEntry as BackendRow, Layout};
+use cbd_format::{BackendEntry as BackendRow, Layout, Object};
 use cbd_sim::hosts::{HostMemory, Medium};
 use cbd_types::{Epoch, ErrorKind, Region};
 
@@ -16,6 +16,14 @@ fn row(world: &World, host: usize) -> (u32, u64) {
     let slots = TwoSlots::<BackendRow>::read(&region, at, u64::from(world.id().0));
     let content = slots.content().expect("it can be read");
     (content.state.get(), content.ownership.get())
+}
+
+/// Groups of segments that no host has; a group is a segment here.
+fn groups_without_host(world: &World) -> usize {
+    let (members, layout) = (world.hosts[C].members().expect("it is shared").0, world.hosts[C].info().layout);
+    let parts = layout.shared_parts().expect("it is shared");
+    let groups = (0..layout.segment_count).map(|segment| parts.group_of(segment));
+    groups.filter(|group| members.owner(Object::Group(*group)).expect("it can be read").is_none()).count()
 }
 
 #[test]
@@ -80,8 +88,9 @@ fn a_host_that_gets_a_backend_has_the_areas_of_its_blkdevs_free_at_once() {
         panic!("it has moved");
     };
     b.take_over_backend(backend, Epoch(7), &|_| 1, true).expect("it has got it");
-    let (before, areas) = (b.info().free_segments, b.remote_blkdevs().len() as u32);
+    let (before, areas) = (groups_without_host(&world), b.remote_blkdevs().len());
     assert!(b.settle_blkdevs(None).expect("they become local"));
-    assert_eq!((b.info().free_segments, areas), (before + areas, 2));
+    // Any host can use them.
+    assert_eq!((groups_without_host(&world), areas), (before + areas, 2));
     assert_eq!(kind(b.take_over_backend(backend, Epoch(7), &|_| 1, true)).err(), Some(ErrorKind::NotFound));
 }
