@@ -74,6 +74,8 @@ pub struct Client<M: Pmem> {
     /// Whether all completions that are there are to be counted again.
     is_recounting: bool,
     idle: u32,
+    /// Whether the next poll looks at the server's header in any case.
+    looks_closely: bool,
     /// How often it has stored something that the server is to see.
     stores: u64,
     repeated: u64,
@@ -113,6 +115,7 @@ impl<M: Pmem> Client<M> {
             again: 0,
             is_recounting: false,
             idle: 0,
+            looks_closely: false,
             stores: 0,
             repeated: 0,
             places,
@@ -167,7 +170,7 @@ impl<M: Pmem> Client<M> {
 
     /// Lets the next [poll](Self::poll) look at all that the server can have stored, also without a completion.
     pub const fn look_closely(&mut self) {
-        self.idle = IDLE_POLLS;
+        self.looks_closely = true;
     }
 
     /// Submits a request. It is always accepted; what cannot be executed completes with an error. It waits while there is no server,
@@ -323,7 +326,8 @@ impl<M: Pmem> Client<M> {
         }
         self.idle = if has_completed { 0 } else { self.idle + 1 };
         // The end of a session is final: a later server serves the next one.
-        if !self.is_closed && (self.served.is_none() || self.idle >= IDLE_POLLS) {
+        let looks = core::mem::take(&mut self.looks_closely) || self.idle >= IDLE_POLLS;
+        if !self.is_closed && (self.served.is_none() || looks) {
             self.idle = 0;
             self.look_at_server(done);
         }

@@ -2,14 +2,15 @@
 
 use crate::figures::{Begun, Figures, OperationFigures};
 use crate::pause::{Pause, WAIT_MAX};
-use crate::wake::{ClientWake, Found, LOOK_AFTER, WakeAddress};
+use crate::wake::{ClientWake, Found, LOOK_AFTER, OF_QUEUE, WakeAddress};
 use crate::{ChannelUse, shape_for};
 use cbd_channel::Client;
 use cbd_export::wake::{Event, Waker};
-use cbd_export::{BlockDevice, RequestQueue};
+use cbd_export::{BlockDevice, RequestQueue, system_error};
+use cbd_sys::event::Poller;
 use cbd_types::{BlkdevId, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region, Request, Result};
 use parking_lot::Mutex;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ struct Inbox {
     /// Whether the waker was used since the queue has looked.
     is_called: bool,
     waker: Waker,
+    /// What the queue waits on.
+    poller: Arc<Poller>,
 }
 
 impl Inbox {
@@ -58,6 +61,8 @@ struct Channel<M: Pmem> {
     wake: ClientWake,
     /// What the client has stored when the other host was woken last.
     told: u64,
+    /// Whether the other host slept then: its answer takes longer than to begin a wait.
+    has_woken: bool,
     figures: Figures,
     /// When a request completed last, or the first one began to wait.
     progress: Instant,
@@ -124,7 +129,14 @@ impl<M: Pmem> Channel<M> {
         // The queue may be waited on as soon as this returns.
         if self.wake.is_attached() && !self.wake.is_announced() {
             self.wake.announce();
+            if client.in_flight() > 0 {
+                // What has completed before the server was told.
+                client.look_closely();
+                client.poll(&mut self.found);
+                self.deliver_to_all();
+            }
         }
+        let Some(client) = &mut self.client else { return };
         client.submit(request, &mut self.found);
         self.wake_server();
         self.deliver(queue, done);
@@ -135,7 +147,7 @@ impl<M: Pmem> Channel<M> {
         let stores = self.client.as_ref().map_or(0, Client::stores);
         if stores != self.told {
             self.told = stores;
-            self.wake.wake_server();
+            self.has_woken = self.wake.wake_server();
         }
     }
 
@@ -164,29 +176,15 @@ impl<M: Pmem> Channel<M> {
         is_called
     }
 
-    /// The thread of a queue is about to sleep. It has looked, and has found completions or not.
-    fn before_sleep(&mut self, queue: usize, done: &mut Vec<Completion>, has_found: bool) {
-        let is_wanted = self.in_flight() > 0 && self.wake.is_attached();
-        let announces = is_wanted && !self.wake.is_announced();
-        // Without completions the descriptor may be readable for nothing.
-        if has_found && !announces && !self.wake.is_taken() {
-            return;
-        }
-        let found = self.wake.clear();
-        if found == Found::Ended {
-            // All look from time to time again.
-            self.inboxes.iter_mut().flatten().for_each(Inbox::call);
-        }
-        if announces {
-            self.wake.announce();
-        }
-        if let Some(client) = self.client.as_mut().filter(|_| found != Found::Nothing) {
-            client.look_closely();
-        }
-        if announces || found != Found::Nothing {
-            // The inbox of the queue is empty, unless it was called just now.
-            self.poll(queue, done);
-        }
+    /// Whether a thread that is about to sleep has to say so.
+    fn wants_announcement(&self) -> bool {
+        self.in_flight() > 0 && self.wake.is_attached() && !self.wake.is_announced()
+    }
+
+    /// The other host wakes this one no more: all queues look from time to time.
+    fn end_wake(&mut self) {
+        self.wake.disconnect(self.inboxes.iter().flatten().map(|inbox| &*inbox.poller));
+        self.inboxes.iter_mut().flatten().for_each(Inbox::call);
     }
 
     /// Ends the session. Requests in flight complete with an error.
@@ -194,8 +192,9 @@ impl<M: Pmem> Channel<M> {
         self.look_for_loss();
         if let Some(client) = &mut self.client {
             client.end(&mut self.found);
-            self.wake.wake_server();
         }
+        // The server sees that, too.
+        self.end_wake();
     }
 }
 
@@ -253,6 +252,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
             found,
             wake: ClientWake::new()?,
             told: 0,
+            has_woken: false,
             figures: Figures::default(),
             progress: Instant::now(),
             nudged: Instant::now(),
@@ -307,8 +307,6 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         }
         place.refuse_lost()?;
         let client = Client::open(region, place.areas, shape_for(place.area_bytes)?, place.session)?;
-        // It was for the former session.
-        channel.wake.disconnect();
         (channel.client, channel.place, channel.progress) = (Some(client), place, Instant::now());
         Ok(true)
     }
@@ -328,9 +326,11 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
     /// [`ErrorKind::System`] if the process cannot open another descriptor, or if the system refuses the connection.
     pub fn connect_wake(&self, address: &WakeAddress, blkdev: BlkdevId) -> Result<()> {
         let mut channel = self.channel.lock();
-        channel.before_sleep(usize::MAX, &mut Vec::new(), false);
+        if channel.wake.has_ended() {
+            channel.end_wake();
+        }
         let can_connect = channel.client.as_ref().is_some_and(|client| !client.is_ended());
-        if !can_connect || channel.wake.is_connected() {
+        if !can_connect || channel.wake.number().is_some() {
             return Ok(());
         }
         let session = channel.place.session.max(1);
@@ -354,7 +354,6 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         let mut channel = self.channel.lock();
         channel.end();
         channel.client = None;
-        channel.wake.disconnect();
         channel.deliver_to_all();
     }
 }
@@ -376,18 +375,35 @@ impl<M: Pmem + 'static> BlockDevice for RemoteDevice<M> {
 
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
         let (pause, event) = (Pause::new()?, Event::new()?);
+        let set = || {
+            let poller = Poller::new()?;
+            poller.add(pause.descriptor(), OF_QUEUE, false)?;
+            poller.add(event.descriptor(), OF_QUEUE, false)?;
+            Ok(Arc::new(poller))
+        };
+        let poller = set().map_err(|error| system_error("a queue cannot wait for the device", &error))?;
         let mut channel = self.channel.lock();
-        let inbox = Inbox { completions: Vec::new(), is_called: false, waker: event.waker() };
+        let (waker, poller_of_inbox) = (event.waker(), Arc::clone(&poller));
+        let inbox = Inbox { completions: Vec::new(), is_called: false, waker, poller: poller_of_inbox };
         let number = channel.inboxes.iter().position(Option::is_none).unwrap_or(channel.inboxes.len());
         match channel.inboxes.get_mut(number) {
             Some(place) => *place = Some(inbox),
             None => channel.inboxes.push(Some(inbox)),
         }
-        let wake = channel.wake.descriptor();
         drop(channel);
         let (channel, submitted) = (Arc::clone(&self.channel), Instant::now());
-        let is_woken = false;
-        Ok(Box::new(RemoteQueue { channel, number, pause, event, wake, is_woken, parked: 0, submitted }))
+        let (joined, is_woken, parked) = (None, false, 0);
+        Ok(Box::new(RemoteQueue {
+            channel,
+            number,
+            pause,
+            event,
+            poller,
+            joined,
+            is_woken,
+            parked,
+            submitted,
+        }))
     }
 }
 
@@ -397,9 +413,11 @@ struct RemoteQueue<M: Pmem> {
     number: usize,
     pause: Pause,
     event: Event,
-    /// The descriptor of the channel's wake-up.
-    wake: RawFd,
-    /// Whether the other host wakes this one.
+    /// What the queue waits on.
+    poller: Arc<Poller>,
+    /// The connection to the other host that it waits on, too.
+    joined: Option<u64>,
+    /// Whether the other host wakes this queue.
     is_woken: bool,
     parked: usize,
     /// When a request was submitted last.
@@ -420,11 +438,55 @@ impl<M: Pmem> RemoteQueue<M> {
         }
     }
 
-    fn look(&self, done: &mut Vec<Completion>) {
+    /// Whether the other host was awake when something was stored for it last.
+    fn look(&self, done: &mut Vec<Completion>) -> bool {
         let mut channel = self.channel.lock();
         // Under the lock, so that the next wait sees any later signal.
         if channel.poll(self.number, done) {
             self.event.clear();
+        }
+        !channel.has_woken
+    }
+
+    /// Waits for the other host as well, which may have connected just now.
+    fn join(&mut self, wake: &ClientWake) {
+        let number = wake.number();
+        if number != self.joined {
+            self.joined = number.filter(|_| wake.join(&self.poller));
+        }
+        self.is_woken = self.joined.is_some() && wake.is_attached();
+    }
+
+    /// The thread is about to sleep. It has looked, and has found completions or not; so many requests are left.
+    fn before_sleep(&mut self, done: &mut Vec<Completion>, has_found: bool, left: usize) {
+        let channel = Arc::clone(&self.channel);
+        let mut channel = channel.lock();
+        if left > 0 {
+            self.join(&channel.wake);
+        } else if !has_found && self.joined.take().is_some() {
+            // The other host wakes only queues with requests.
+            channel.wake.leave(&self.poller);
+        }
+        if has_found && !channel.wants_announcement() && !channel.wake.is_taken() {
+            return;
+        }
+        let found = self.joined.map_or(Found::Nothing, |_| channel.wake.clear(&self.poller));
+        if found == Found::Ended {
+            channel.end_wake();
+            (self.joined, self.is_woken) = (None, false);
+        }
+        // Behind the clear, which may have taken what the last announcement has brought.
+        let announces = channel.wants_announcement();
+        if announces {
+            channel.wake.announce();
+        }
+        if announces || found != Found::Nothing {
+            if let Some(client) = &mut channel.client {
+                client.look_closely();
+            }
+            if channel.poll(self.number, done) {
+                self.event.clear();
+            }
         }
     }
 
@@ -443,9 +505,10 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
         let before = done.len();
         self.parked += 1;
-        let mut channel = self.channel.lock();
+        let channel = Arc::clone(&self.channel);
+        let mut channel = channel.lock();
+        self.join(&channel.wake);
         channel.submit(self.number, request, done);
-        self.is_woken = channel.wake.is_attached();
         drop(channel);
         self.submitted = Instant::now();
         self.pause.shorten();
@@ -454,14 +517,12 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
-        self.look(done);
-        if done.len() == before && self.parked > 0 && self.submitted.elapsed() < SPIN {
+        let is_awake = self.look(done);
+        if is_awake && done.len() == before && self.parked > 0 && self.submitted.elapsed() < SPIN {
             self.spin(done);
         }
-        let mut channel = self.channel.lock();
-        channel.before_sleep(self.number, done, done.len() > before);
-        self.is_woken = channel.wake.is_attached();
-        drop(channel);
+        let left = self.parked.saturating_sub(done.len() - before);
+        self.before_sleep(done, done.len() > before, left);
         self.note(done.len() - before);
     }
 
@@ -470,7 +531,7 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {
-        vec![self.pause.descriptor(), self.event.descriptor(), self.wake]
+        vec![self.poller.as_raw_fd()]
     }
 }
 

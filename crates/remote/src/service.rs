@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 /// How long the thread looks for the next request without a wait.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// The place of the connection to the other host in the set of descriptors, if there is one.
+/// The places of the eventfd and of the connection to the other host in the set of descriptors, if there is one.
+const EVENT: usize = 0;
 const CONNECTION: usize = 1;
 
 /// How a [`Service`] begins.
@@ -84,9 +85,22 @@ impl Service {
             let _running: SyncSender<()> = running;
             thread_setup();
             let queue = SharedQueue::new(device.open_queue()?, Arc::clone(&changes), Some(blkdev))?;
-            let (wake, set, stores) = (None, WaitSet::new(), 0);
-            let shared = of_thread;
-            Serving { place, server, queue, blkdev, changes, event, pause, wake, set, stores, shared }.run()
+            Serving {
+                place,
+                server,
+                queue,
+                blkdev,
+                changes,
+                event,
+                pause,
+                wake: None,
+                is_attached: false,
+                set: WaitSet::new(),
+                stores: 0,
+                has_woken: false,
+                shared: of_thread,
+            }
+            .run()
         })?;
         Ok(Self { shared, waker, thread: Some(thread), ended: Mutex::new(ended) })
     }
@@ -162,10 +176,14 @@ struct Serving<M: Pmem> {
     pause: Pause,
     /// By which the other host wakes the thread, and the thread that host.
     wake: Option<ServerWake>,
+    /// Whether the other host knows that.
+    is_attached: bool,
     /// What the thread sleeps on.
     set: WaitSet,
     /// What the server has stored when the other host was woken last.
     stores: u64,
+    /// Whether that host slept then.
+    has_woken: bool,
     shared: Arc<Shared>,
 }
 
@@ -189,6 +207,10 @@ impl<M: Pmem> Serving<M> {
                 self.changes.settle(self.blkdev);
             }
             self.shared.is_used.store(self.server.state() != ServerState::Alone, Ordering::Relaxed);
+            if !self.is_attached && self.is_woken() {
+                self.is_attached = true;
+                self.wake.iter().for_each(ServerWake::attach);
+            }
             self.wake_client();
             if has_worked {
                 last = Instant::now();
@@ -203,7 +225,12 @@ impl<M: Pmem> Serving<M> {
                 break;
             }
             if last.elapsed() < SPIN {
-                std::hint::spin_loop();
+                if self.has_woken {
+                    // The thread that was woken may be the next one of this processor.
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
                 continue;
             }
             if let Some(wake) = self.wake.as_ref().filter(|_| !is_announced && self.is_woken()) {
@@ -212,7 +239,8 @@ impl<M: Pmem> Serving<M> {
                 self.server.look_closely();
                 continue;
             }
-            self.sleep(is_announced, last.elapsed())?;
+            // The last look may have found the end of the session.
+            self.sleep(is_announced && self.is_woken(), last.elapsed())?;
             is_announced = false;
             // Also without a request: another blkdev's may have woken it.
             self.queue.poll(&mut done);
@@ -256,7 +284,7 @@ impl<M: Pmem> Serving<M> {
         let stores = self.server.stores();
         if stores != self.stores {
             self.stores = stores;
-            self.wake.iter().for_each(ServerWake::wake_client);
+            self.has_woken = self.wake.as_ref().is_some_and(ServerWake::wake_client);
         }
     }
 
@@ -270,19 +298,20 @@ impl<M: Pmem> Serving<M> {
             self.set.wait(None)?;
         }
         self.event.clear();
-        let has_ended = match &self.wake {
-            Some(wake) => {
-                wake.retract();
+        let has_ended = self.wake.as_ref().is_some_and(|wake| {
+            wake.retract();
+            if self.set.readable(EVENT) {
                 wake.clear();
-                self.set.readable(CONNECTION)
             }
-            None => false,
-        };
-        let next = self.shared.take_wake();
+            self.set.readable(CONNECTION)
+        });
+        // Another one is for a later session, or for none: the one that is used stays until it has ended.
+        let next = self.shared.take_wake().filter(|_| has_ended || !self.is_woken());
         if has_ended || next.is_some() {
-            self.wake = next;
-            self.wake.iter().for_each(ServerWake::attach);
+            (self.wake, self.is_attached) = (next, false);
             self.fill_set();
+            // The client may have ended its session.
+            self.server.look_closely();
         }
         Ok(())
     }
@@ -291,7 +320,7 @@ impl<M: Pmem> Serving<M> {
         self.set = WaitSet::new();
         let wake = self.wake.as_ref().map(ServerWake::descriptors);
         let own = [self.event.descriptor(), self.pause.descriptor()];
-        // The connection has its place: see `CONNECTION`.
+        // They have their places: see `EVENT`.
         let all = wake.into_iter().flatten().chain(own).chain(self.queue.wait_descriptors());
         for descriptor in all {
             self.set.add(descriptor, Interest::Read);

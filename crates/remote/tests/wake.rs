@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::{BLKDEV, LIMIT, Rig, read, wait_for, write};
+use support::{AREA, BLKDEV, LIMIT, Rig, read, wait_for, write};
 
 /// Time after which a service sleeps.
 const REST: Duration = Duration::from_millis(3);
@@ -219,7 +219,7 @@ fn a_connection_of_another_session_changes_nothing() {
     let service = rig.serve();
     let device = rig.open(LIMIT).expect("a device");
     let mut queue = device.open_queue().expect("a queue");
-    let (_page, _events, _socket) = introduce(&address, &format!("wake {} 77", BLKDEV.0));
+    let (page, _events, _socket) = introduce(&address, &format!("wake {} 77", BLKDEV.0));
     service.attach(listener.accept().pop().expect("one has come"));
     let begun = Instant::now();
     for _ in 0..20 {
@@ -227,6 +227,19 @@ fn a_connection_of_another_session_changes_nothing() {
         read(&mut *queue, 0, 4096);
     }
     assert!(begun.elapsed() < Duration::from_secs(4), "the service looks: {:?}", begun.elapsed());
+    // The third number says whether the service wakes the client.
+    assert_eq!(page.word(2).load(Ordering::Relaxed), 0);
+    // Nor does it take the place of the right one.
+    device.connect_wake(&address, BLKDEV).expect("a connection");
+    service.attach(listener.accept().pop().expect("one has come"));
+    wait_until(|| device.is_woken());
+    let (page, _events, _socket) = introduce(&address, &format!("wake {} 77", BLKDEV.0));
+    service.attach(listener.accept().pop().expect("one has come"));
+    for _ in 0..20 {
+        std::thread::sleep(REST);
+        read(&mut *queue, 0, 4096);
+    }
+    assert!(device.is_woken() && page.word(2).load(Ordering::Relaxed) == 0);
 }
 
 /// A connection with this text, and what it has passed.
@@ -246,6 +259,82 @@ fn connected(address: &WakeAddress) -> OwnedFd {
     let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
     rustix::net::connect(&socket, &name).expect("it listens");
     socket
+}
+
+/// How often a thread that waits for a queue without requests looks in a while.
+fn looks(queue: &mut dyn RequestQueue) -> u32 {
+    let (mut count, end) = (0, Instant::now() + Duration::from_millis(200));
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        if wait_any(&queue.wait_descriptors(), Some(left)).expect("a wait").is_some() {
+            count += 1;
+            queue.poll(&mut Vec::new());
+        }
+    }
+    count
+}
+
+#[test]
+fn queues_do_not_look_all_the_time_when_a_connection_has_ended_or_other_queues_are_woken() {
+    let (rig, address) = (Rig::new(), address(9));
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let mut service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let (mut queue, mut other) =
+        (device.open_queue().expect("a queue"), device.open_queue().expect("a queue"));
+    for _ in 0..3 {
+        connect(&device, &service, (&address, &mut listener));
+        read(&mut *queue, 0, 4096);
+        read(&mut *other, 0, 4096);
+        service.stop(false, LIMIT).expect("it ends");
+        assert!(looks(&mut *queue) < 10 && looks(&mut *other) < 10);
+        service = rig.serve();
+    }
+    // Refused.
+    device.connect_wake(&address, BLKDEV).expect("a connection");
+    listener.accept();
+    assert!(looks(&mut *queue) < 10 && looks(&mut *other) < 10);
+    connect(&device, &service, (&address, &mut listener));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (device, over) = (&device, &is_over);
+        scope.spawn(move || {
+            let mut queue = device.open_queue().expect("a queue");
+            while !over.load(Ordering::Relaxed) {
+                read(&mut *queue, 0, 4096);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        assert!(looks(&mut *queue) < 20 && looks(&mut *other) < 20, "they have no requests");
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn the_first_request_of_a_session_or_service_that_follows_another_one_does_not_wait() {
+    let (rig, address) = (Rig::new(), address(10));
+    let mut listener = WakeListener::bind(&address).expect("a socket");
+    let mut service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    let mut waited = Duration::ZERO;
+    for round in 0..10 {
+        if round % 2 == 0 {
+            device.end();
+            assert!(device.reopen(Arc::clone(&rig.region), rig.place()).expect("there is memory"));
+        } else {
+            service.stop(false, LIMIT).expect("it ends");
+            let area = if round % 4 == 1 { 2 * AREA } else { AREA };
+            rig.server.store(area, Ordering::Relaxed);
+            service = rig.serve();
+            device.follow(area);
+        }
+        connect(&device, &service, (&address, &mut listener));
+        let begun = Instant::now();
+        read(&mut *queue, 0, 4096);
+        waited += begun.elapsed();
+    }
+    // Without a wake-up one waits for a tenth of a second at least.
+    assert!(waited < Duration::from_millis(400), "{waited:?}");
 }
 
 /// Connects and introduces itself as a process of this user.

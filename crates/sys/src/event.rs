@@ -29,11 +29,16 @@ impl Signal {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into()))
     }
 
-    /// The flag behind a descriptor that another process has passed. What is not an eventfd is no flag, and cannot block this process.
+    /// The flag behind a descriptor that another process has passed. That process can let a call wait, if it changes the flags of the
+    /// descriptor afterwards.
     ///
     /// # Errors
-    /// The system error.
+    /// [`io::ErrorKind::InvalidInput`] for what is no eventfd; the system error.
     pub fn from_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))?;
+        if name.as_os_str() != "anon_inode:[eventfd]" {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let flags = rustix::fs::fcntl_getfl(&descriptor)?;
         rustix::fs::fcntl_setfl(&descriptor, flags | OFlags::NONBLOCK)?;
         Ok(Self(descriptor.into()))
@@ -201,6 +206,16 @@ pub fn wait_readable(descriptor: RawFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flag_of_another_process_is_an_eventfd() {
+        let one = Signal::new().unwrap();
+        let other = Signal::from_descriptor(one.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        one.raise();
+        assert!(other.clear() && !one.clear());
+        let file = File::open("/dev/null").unwrap();
+        assert_eq!(Signal::from_descriptor(file.into()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
 
     #[test]
     fn a_poller_reports_the_number_of_what_is_readable_until_it_is_removed() {

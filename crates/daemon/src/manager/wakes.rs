@@ -28,18 +28,10 @@ impl TransportHandle {
 }
 
 impl Running {
-    /// Takes what came from other hosts, and listens for more.
-    fn accept_wakes(&mut self, address: &WakeAddress) -> Vec<ServerWake> {
-        // While a former process of this host ends, the address is in use: the next pass tries again.
-        let listener = self.wakes.take().or_else(|| WakeListener::bind(address).ok());
-        self.wakes = listener;
-        self.wakes.as_mut().map(WakeListener::accept).unwrap_or_default()
-    }
-
     /// Gives a connection to the service of its block device. Without one it is closed, and the other host tries again.
     fn give_wake(&self, wake: ServerWake) {
-        let services = self.backends.values().find_map(|slot| slot.services.get(&wake.blkdev()));
-        if let Some(service) = services {
+        let service = self.backends.values().find_map(|slot| slot.services.get(&wake.blkdev()));
+        if let Some(service) = service {
             service.attach(wake);
         }
     }
@@ -48,13 +40,24 @@ impl Running {
 impl Manager {
     /// Lets other hosts that use backends of this one connect. If a command holds the tables, the next pass does it.
     pub(super) fn accept_wakes(&self) {
-        for handle in self.shared_handles().into_iter().filter(|handle| !handle.is_lost()) {
-            let address = handle.wake_address(handle.host);
+        for handle in self.shared_handles() {
             let Some(mut tables) = self.tables_to_retry() else { return };
             let Ok(running) = running_mut(&mut tables, handle.id) else { continue };
-            for wake in running.accept_wakes(&address) {
-                running.give_wake(wake);
+            let listener = running.wakes.take();
+            drop(tables);
+            if handle.is_lost() {
+                // The address is that of the process that is this host now.
+                continue;
             }
+            // Without the lock: to close what another process has passed can take time. While a former process of this host ends, the
+            // address is in use: the next pass tries again.
+            let listener = listener.or_else(|| WakeListener::bind(&handle.wake_address(handle.host)).ok());
+            let Some(mut listener) = listener else { continue };
+            let wakes = listener.accept();
+            let mut tables = self.tables.lock();
+            let Ok(running) = running_mut(&mut tables, handle.id) else { continue };
+            running.wakes = Some(listener);
+            wakes.into_iter().for_each(|wake| running.give_wake(wake));
         }
     }
 }

@@ -42,9 +42,10 @@ impl ServerWake {
         self.session
     }
 
-    /// From now on this side wakes the client.
+    /// From now on this side wakes the client, which looks at once: it may have missed what was stored before.
     pub(crate) fn attach(&self) {
         self.page.word(ATTACHED).store(1, Ordering::Release);
+        self.client.raise();
     }
 
     /// The eventfd of this side, and the connection, which is readable once the other side has ended.
@@ -67,11 +68,13 @@ impl ServerWake {
         self.event.clear();
     }
 
-    /// Wakes the client if it sleeps. What it is to see is stored.
-    pub(crate) fn wake_client(&self) {
-        if take(self.page.word(CLIENT)) {
+    /// Wakes the client if it sleeps; whether it does. What it is to see is stored.
+    pub(crate) fn wake_client(&self) -> bool {
+        let is_asleep = take(self.page.word(CLIENT));
+        if is_asleep {
             self.client.raise();
         }
+        is_asleep
     }
 }
 
