@@ -472,6 +472,7 @@ impl<M: Pmem> RemoteQueue<M> {
         }
         let found = self.joined.map_or(Found::Nothing, |_| channel.wake.clear(&self.poller));
         if found == Found::Ended {
+            channel.wake.leave(&self.poller);
             channel.end_wake();
             (self.joined, self.is_woken) = (None, false);
         }

@@ -9,7 +9,7 @@ use cbd_remote::{RemoteDevice, Service, WakeAddress, WakeListener};
 use cbd_sys::event::Signal;
 use cbd_sys::passing;
 use cbd_sys::words::SharedWords;
-use cbd_types::HostId;
+use cbd_types::{BlkdevId, HostId};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -279,15 +279,26 @@ fn queues_do_not_look_all_the_time_when_a_connection_has_ended_or_other_queues_a
     let mut listener = WakeListener::bind(&address).expect("a socket");
     let mut service = rig.serve();
     let device = rig.open(LIMIT).expect("a device");
+    let held = BlkdevId(BLKDEV.0 + 1);
     let (mut queue, mut other) =
         (device.open_queue().expect("a queue"), device.open_queue().expect("a queue"));
     for _ in 0..3 {
         connect(&device, &service, (&address, &mut listener));
         read(&mut *queue, 0, 4096);
         read(&mut *other, 0, 4096);
-        service.stop(false, LIMIT).expect("it ends");
+        // A request that is not executed yet.
+        rig.changes.wait_for(held);
+        write(&mut *queue, 0, 1, 4096);
         assert!(looks(&mut *queue) < 10 && looks(&mut *other) < 10);
+        rig.changes.settle(held);
+        wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+        // One without a service: its queue looks from time to time.
+        service.stop(false, LIMIT).expect("it ends");
+        write(&mut *queue, 0, 2, 4096);
+        assert!(looks(&mut *queue) < 1000 && looks(&mut *other) < 10);
         service = rig.serve();
+        wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+        assert!(looks(&mut *queue) < 10 && looks(&mut *other) < 10);
     }
     // Refused.
     device.connect_wake(&address, BLKDEV).expect("a connection");
@@ -304,8 +315,9 @@ fn queues_do_not_look_all_the_time_when_a_connection_has_ended_or_other_queues_a
                 std::thread::sleep(Duration::from_micros(200));
             }
         });
-        assert!(looks(&mut *queue) < 20 && looks(&mut *other) < 20, "they have no requests");
+        let counts = [looks(&mut *queue), looks(&mut *other)];
         is_over.store(true, Ordering::Relaxed);
+        assert!(counts.iter().all(|count| *count < 20), "they have no requests: {counts:?}");
     });
 }
 
