@@ -443,7 +443,7 @@ fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_i
         support::tool("mkfs.ext4", &["-q", device]);
         let mounted = support::sandbox::Mounted::new(device, &folder.join("mnt"), "rw");
         let mut command = fio(folder, &text_of(&mounted.path("file")));
-        let mut load = command.args(["--size=20m", "--loops=10"]).spawn().expect("fio");
+        let mut load = command.args(["--size=20m", "--loops=20"]).spawn().expect("fio");
         let mut kills = 0;
         for _ in 0..3 {
             std::thread::sleep(Duration::from_millis(400));
@@ -465,21 +465,21 @@ fn a_file_system_and_fio_on_another_host_see_a_pause_when_the_host_of_the_disk_i
 #[test]
 fn a_file_system_sees_a_pause_when_its_backend_moves() {
     let name = "a_file_system_sees_a_pause_when_its_backend_moves";
-    in_sandbox(name, Duration::from_secs(150), |folder| {
+    in_sandbox(name, Duration::from_secs(300), |folder| {
         let (a, b, _) = two_hosts(Fixture::under(folder), Fixture::under(folder));
         let device = b.ok(&["dev-start", "-b", "0", "-e", "fuse-loop"]);
         let device = device.trim();
         support::tool("mkfs.ext4", &["-q", device]);
         let mounted = support::sandbox::Mounted::new(device, &folder.join("mnt"), "rw");
         let mut command = fio(folder, &text_of(&mounted.path("file")));
-        let mut load = command.args(["--size=20m", "--loops=20"]).spawn().expect("fio");
+        let mut load = command.args(["--size=20m", "--loops=100"]).spawn().expect("fio");
         // To the host of the block device and away from it, by either.
         for (by, to) in [(&a, "b"), (&a, "a"), (&b, "b"), (&b, "a")] {
             std::thread::sleep(Duration::from_millis(300));
             assert!(load.try_wait().expect("it is ours").is_none(), "fio was done before");
             by.ok(&["backend-move", "-b", "0", "--to", to]);
         }
-        let ended = wait(&mut load, Duration::from_secs(60)).expect("fio ends");
+        let ended = wait(&mut load, Duration::from_secs(180)).expect("fio ends");
         assert!(ended.success(), "fio found an error: {ended}");
         mounted.unmount();
         support::tool("fsck.ext4", &["-fn", device]);
