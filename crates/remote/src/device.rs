@@ -374,36 +374,7 @@ impl<M: Pmem + 'static> BlockDevice for RemoteDevice<M> {
     }
 
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
-        let (pause, event) = (Pause::new()?, Event::new()?);
-        let set = || {
-            let poller = Poller::new()?;
-            poller.add(pause.descriptor(), OF_QUEUE, false)?;
-            poller.add(event.descriptor(), OF_QUEUE, false)?;
-            Ok(Arc::new(poller))
-        };
-        let poller = set().map_err(|error| system_error("a queue cannot wait for the device", &error))?;
-        let mut channel = self.channel.lock();
-        let (waker, poller_of_inbox) = (event.waker(), Arc::clone(&poller));
-        let inbox = Inbox { completions: Vec::new(), is_called: false, waker, poller: poller_of_inbox };
-        let number = channel.inboxes.iter().position(Option::is_none).unwrap_or(channel.inboxes.len());
-        match channel.inboxes.get_mut(number) {
-            Some(place) => *place = Some(inbox),
-            None => channel.inboxes.push(Some(inbox)),
-        }
-        drop(channel);
-        let (channel, submitted) = (Arc::clone(&self.channel), Instant::now());
-        let (joined, is_woken, parked) = (None, false, 0);
-        Ok(Box::new(RemoteQueue {
-            channel,
-            number,
-            pause,
-            event,
-            poller,
-            joined,
-            is_woken,
-            parked,
-            submitted,
-        }))
+        Ok(Box::new(RemoteQueue::open(&self.channel)?))
     }
 }
 
@@ -425,6 +396,33 @@ struct RemoteQueue<M: Pmem> {
 }
 
 impl<M: Pmem> RemoteQueue<M> {
+    fn open(shared: &Arc<Mutex<Channel<M>>>) -> Result<Self> {
+        let (pause, event) = (Pause::new()?, Event::new()?);
+        let set = || {
+            let poller = Poller::new()?;
+            poller.add(pause.descriptor(), OF_QUEUE, false)?;
+            poller.add(event.descriptor(), OF_QUEUE, false)?;
+            Ok(Arc::new(poller))
+        };
+        let poller = set().map_err(|error| system_error("a queue cannot wait for the device", &error))?;
+        let inbox = Inbox {
+            completions: Vec::new(),
+            is_called: false,
+            waker: event.waker(),
+            poller: Arc::clone(&poller),
+        };
+        let mut channel = shared.lock();
+        let number = channel.inboxes.iter().position(Option::is_none).unwrap_or(channel.inboxes.len());
+        match channel.inboxes.get_mut(number) {
+            Some(place) => *place = Some(inbox),
+            None => channel.inboxes.push(Some(inbox)),
+        }
+        drop(channel);
+        let (channel, submitted) = (Arc::clone(shared), Instant::now());
+        let (joined, is_woken, parked) = (None, false, 0);
+        Ok(Self { channel, number, pause, event, poller, joined, is_woken, parked, submitted })
+    }
+
     /// Counts what has completed, and looks again later if something has not.
     fn note(&mut self, completed: usize) {
         self.parked -= completed.min(self.parked);
@@ -470,6 +468,8 @@ impl<M: Pmem> RemoteQueue<M> {
         if has_found && !channel.wants_announcement() && !channel.wake.is_taken() {
             return;
         }
+        #[cfg(test)]
+        tests::before_the_clear();
         let found = self.joined.map_or(Found::Nothing, |_| channel.wake.clear(&self.poller));
         if found == Found::Ended {
             channel.wake.leave(&self.poller);
@@ -548,3 +548,6 @@ impl<M: Pmem> Drop for RemoteQueue<M> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -233,14 +233,11 @@ impl<M: Pmem> Serving<M> {
                 }
                 continue;
             }
-            if let Some(wake) = self.wake.as_ref().filter(|_| !is_announced && self.is_woken()) {
+            if !is_announced && self.announce() {
                 is_announced = true;
-                wake.announce();
-                self.server.look_closely();
                 continue;
             }
-            // The last look may have found the end of the session.
-            self.sleep(is_announced && self.is_woken(), last.elapsed())?;
+            self.sleep(is_announced, last.elapsed())?;
             is_announced = false;
             // Also without a request: another blkdev's may have woken it.
             self.queue.poll(&mut done);
@@ -277,6 +274,14 @@ impl<M: Pmem> Serving<M> {
     /// Whether the client of the session wakes the thread.
     fn is_woken(&self) -> bool {
         self.wake.as_ref().is_some_and(|wake| self.server.client() == Some(wake.session()))
+    }
+
+    /// Tells the other host that the thread is about to sleep, if that wakes it. The thread is to look once more.
+    fn announce(&mut self) -> bool {
+        let Some(wake) = self.wake.as_ref().filter(|_| self.is_woken()) else { return false };
+        wake.announce();
+        self.server.look_closely();
+        true
     }
 
     /// Wakes the other host if it sleeps, and something was stored for it.
@@ -327,3 +332,6 @@ impl<M: Pmem> Serving<M> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

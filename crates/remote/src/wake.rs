@@ -25,8 +25,10 @@ pub(crate) use client::{ClientWake, Found};
 pub use server::ServerWake;
 pub use socket::{WakeAddress, WakeListener};
 
-use cbd_types::{Error, ErrorKind};
 use std::time::Duration;
+
+#[cfg(test)]
+pub(crate) mod testing;
 
 /// The longest sleep of a client that is woken, while requests are in flight.
 pub(crate) const LOOK_AFTER: Duration = Duration::from_millis(100);
@@ -43,8 +45,3 @@ const ATTACHED: usize = 2;
 const EVENT: u64 = 0;
 const CONNECTION: u64 = 1;
 pub(crate) const OF_QUEUE: u64 = 2;
-
-fn failed(error: &std::io::Error) -> Error {
-    let text = "cannot make the descriptors by which another host is woken";
-    Error::new(ErrorKind::System, text).caused_by(cbd_sys::errors::copy_of(error))
-}

@@ -11,6 +11,7 @@ use cbd_sys::passing;
 use cbd_sys::words::SharedWords;
 use cbd_types::{BlkdevId, HostId};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::sync::Arc;
@@ -26,6 +27,25 @@ fn address(test: u8) -> WakeAddress {
     let mut region = [test; 16];
     region[..4].copy_from_slice(&std::process::id().to_ne_bytes());
     WakeAddress { region, host: HostId(3) }
+}
+
+/// A device and its service, which do not wake each other yet, and where the service is reached.
+struct Woken {
+    rig: Rig,
+    address: WakeAddress,
+    listener: WakeListener,
+    service: Service,
+    device: RemoteDevice<Mapping>,
+}
+
+impl Woken {
+    fn new(test: u8) -> Self {
+        let (rig, address) = (Rig::new(), address(test));
+        let listener = WakeListener::bind(&address).expect("a socket");
+        let service = rig.serve_as(&format!("service-{test}"));
+        let device = rig.open(LIMIT).expect("a device");
+        Self { rig, address, listener, service, device }
+    }
 }
 
 /// Connects a device, and gives the service the connection.
@@ -57,10 +77,7 @@ fn wait_until(mut is_it: impl FnMut() -> bool) {
 
 #[test]
 fn a_service_and_a_queue_that_sleep_are_woken() {
-    let (rig, address) = (Rig::new(), address(1));
-    let mut listener = WakeListener::bind(&address).expect("a socket");
-    let service = rig.serve();
-    let device = rig.open(LIMIT).expect("a device");
+    let Woken { rig, address, mut listener, service, device } = Woken::new(1);
     connect(&device, &service, (&address, &mut listener));
     let mut queue = device.open_queue().expect("a queue");
     // Both look only after a second, or a tenth of one, unless they are woken.
@@ -93,10 +110,7 @@ fn is_readable(queue: &dyn RequestQueue) -> bool {
 
 #[test]
 fn a_queue_that_is_waited_on_without_another_look_is_woken() {
-    let (rig, address) = (Rig::new(), address(6));
-    let mut listener = WakeListener::bind(&address).expect("a socket");
-    let service = rig.serve();
-    let device = rig.open(LIMIT).expect("a device");
+    let Woken { address, mut listener, service, device, .. } = Woken::new(6);
     connect(&device, &service, (&address, &mut listener));
     let (mut queue, other) = (device.open_queue().expect("a queue"), device.open_queue().expect("a queue"));
     let (begun, mut done) = (Instant::now(), Vec::new());
@@ -118,17 +132,14 @@ fn a_queue_that_is_waited_on_without_another_look_is_woken() {
 
 #[test]
 fn a_service_without_requests_sleeps() {
-    let (rig, address) = (Rig::new(), address(7));
-    let mut listener = WakeListener::bind(&address).expect("a socket");
-    let service = rig.serve_as("sleeper");
-    let device = rig.open(LIMIT).expect("a device");
+    let Woken { address, mut listener, service, device, .. } = Woken::new(7);
     connect(&device, &service, (&address, &mut listener));
     let mut queue = device.open_queue().expect("a queue");
     read(&mut *queue, 0, 4096);
     let ticks = || {
         let tasks = std::fs::read_dir("/proc/self/task").expect("it is there");
         let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
-        let stat = stats.into_iter().find(|stat| stat.contains("(sleeper)")).expect("it runs");
+        let stat = stats.into_iter().find(|stat| stat.contains("(service-7)")).expect("it runs");
         let fields = stat.rsplit(')').next().expect("there is one").split_whitespace();
         // Behind the name: utime and stime.
         fields.skip(11).take(2).map(|field| field.parse::<u64>().expect("a number")).sum::<u64>()
@@ -146,10 +157,7 @@ fn a_service_without_requests_sleeps() {
 
 #[test]
 fn a_queue_that_sleeps_goes_on_when_the_service_ends_and_is_woken_by_the_next_one() {
-    let (rig, address) = (Rig::new(), address(2));
-    let mut listener = WakeListener::bind(&address).expect("a socket");
-    let mut service = rig.serve();
-    let device = rig.open(LIMIT).expect("a device");
+    let Woken { rig, address, mut listener, mut service, device } = Woken::new(2);
     let mut queue = device.open_queue().expect("a queue");
     for round in 0..10 {
         connect(&device, &service, (&address, &mut listener));
@@ -157,6 +165,7 @@ fn a_queue_that_sleeps_goes_on_when_the_service_ends_and_is_woken_by_the_next_on
         assert_eq!(listener.accept().len(), 0, "there is one connection");
         std::thread::sleep(REST);
         service.stop(false, LIMIT).expect("it ends");
+        assert!(!device.is_woken(), "the queue has not looked yet");
         write(&mut *queue, 0, round, 4096);
         service = rig.serve();
         wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
@@ -172,10 +181,7 @@ fn a_queue_that_sleeps_goes_on_when_the_service_ends_and_is_woken_by_the_next_on
 
 #[test]
 fn several_queues_and_services_that_come_and_go_lose_no_wake_up() {
-    let (rig, address) = (Rig::new(), address(3));
-    let mut listener = WakeListener::bind(&address).expect("a socket");
-    let mut service = rig.serve();
-    let device = rig.open(LIMIT).expect("a device");
+    let Woken { rig, address, mut listener, mut service, device } = Woken::new(3);
     let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let begun = Instant::now();
     let _service = std::thread::scope(|scope| {
@@ -214,10 +220,7 @@ fn several_queues_and_services_that_come_and_go_lose_no_wake_up() {
 
 #[test]
 fn a_connection_of_another_session_changes_nothing() {
-    let (rig, address) = (Rig::new(), address(4));
-    let mut listener = WakeListener::bind(&address).expect("a socket");
-    let service = rig.serve();
-    let device = rig.open(LIMIT).expect("a device");
+    let Woken { address, mut listener, service, device, .. } = Woken::new(4);
     let mut queue = device.open_queue().expect("a queue");
     let (page, _events, _socket) = introduce(&address, &format!("wake {} 77", BLKDEV.0));
     service.attach(listener.accept().pop().expect("one has come"));
@@ -275,10 +278,7 @@ fn looks(queue: &mut dyn RequestQueue) -> u32 {
 
 #[test]
 fn queues_do_not_look_all_the_time_when_a_connection_has_ended_or_other_queues_are_woken() {
-    let (rig, address) = (Rig::new(), address(9));
-    let mut listener = WakeListener::bind(&address).expect("a socket");
-    let mut service = rig.serve();
-    let device = rig.open(LIMIT).expect("a device");
+    let Woken { rig, address, mut listener, mut service, device } = Woken::new(9);
     let held = BlkdevId(BLKDEV.0 + 1);
     let (mut queue, mut other) =
         (device.open_queue().expect("a queue"), device.open_queue().expect("a queue"));
@@ -323,10 +323,7 @@ fn queues_do_not_look_all_the_time_when_a_connection_has_ended_or_other_queues_a
 
 #[test]
 fn the_first_request_of_a_session_or_service_that_follows_another_one_does_not_wait() {
-    let (rig, address) = (Rig::new(), address(10));
-    let mut listener = WakeListener::bind(&address).expect("a socket");
-    let mut service = rig.serve();
-    let device = rig.open(LIMIT).expect("a device");
+    let Woken { rig, address, mut listener, mut service, device } = Woken::new(10);
     let mut queue = device.open_queue().expect("a queue");
     let mut waited = Duration::ZERO;
     for round in 0..10 {
@@ -379,6 +376,33 @@ fn only_processes_of_the_own_user_are_heard() {
         introduce_as(65534, &address);
         assert_eq!(listener.accept().len(), 0);
     }
+}
+
+#[test]
+fn a_process_of_another_user_that_has_taken_the_address_gets_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let Woken { address, listener, device, .. } = Woken::new(11);
+    drop(listener);
+    let script = format!(
+        "import socket\n\
+         s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n\
+         s.bind('\\0cbd-wake-{}-{}')\n\
+         s.listen()\n\
+         print('listens', flush=True)\n\
+         print(len(s.accept()[0].recv(100)), flush=True)\n",
+        cbd_types::uuid_text(address.region),
+        address.host.0
+    );
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", &script]).uid(65534).current_dir("/").stdout(std::process::Stdio::piped());
+    let mut python = python.spawn().expect("python3");
+    let mut said = BufReader::new(python.stdout.take().expect("a pipe")).lines();
+    assert_eq!(said.next().expect("a line").expect("text"), "listens");
+    device.connect_wake(&address, BLKDEV).expect("it is no error");
+    assert_eq!(said.next().expect("a line").expect("text"), "0");
+    assert!(python.wait().expect("it ends").success());
 }
 
 #[test]

@@ -5,10 +5,13 @@
 //! were reserved when it was made.
 
 use crate::checked;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::mm::{
     Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munlock, munmap,
 };
 use rustix::param::page_size;
+use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -66,6 +69,18 @@ impl Hint {
             Self::DontFork => Advice::LinuxDontFork,
         }
     }
+}
+
+/// Anonymous memory with a descriptor, for other processes: `length` bytes of zeroes. The length cannot change, so no process that has it
+/// mapped gets SIGBUS.
+///
+/// # Errors
+/// The system error.
+pub fn sealed(name: &CStr, length: u64) -> io::Result<File> {
+    let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.set_len(length)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
 }
 
 /// A mapping, which this value owns.

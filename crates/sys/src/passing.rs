@@ -19,6 +19,12 @@ pub const TEXT_BYTES_MAX: usize = 512;
 /// Size of the control data of a message with the most descriptors.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
+/// Whether the process at the other end of a unix socket has the same user.
+pub fn is_of_own_user(socket: impl AsFd) -> bool {
+    let own = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own)
+}
+
 /// A text and its descriptors.
 pub type Message = (String, Vec<OwnedFd>);
 

@@ -3,8 +3,8 @@
 //! Invariants: the page cannot become shorter under a process that has it mapped, so no access raises SIGBUS. The other process may
 //! store anything at any time: a number is only a hint.
 
-use crate::memory::{Mapped, Sharing};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+use crate::memory::{Mapped, Sharing, sealed};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
@@ -15,8 +15,6 @@ const LINE: usize = 64;
 
 /// Numbers in the page.
 pub const WORDS: usize = PAGE / LINE;
-
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// The page, mapped.
 #[derive(Debug)]
@@ -31,10 +29,7 @@ impl SharedWords {
     /// # Errors
     /// The system error.
     pub fn new() -> io::Result<Self> {
-        let file = memfd_create("cbd-words", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&file, PAGE as u64)?;
-        fcntl_add_seals(&file, SEALS)?;
-        Self::map(file)
+        Self::map(sealed(c"cbd-words", PAGE as u64)?.into())
     }
 
     /// The page that another process has made.
@@ -72,6 +67,7 @@ impl SharedWords {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
     use std::sync::atomic::Ordering;
 
     #[test]
@@ -95,14 +91,11 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(PAGE as u64).unwrap();
         assert_eq!(refused(file.into()), io::ErrorKind::InvalidInput);
-        let memory = |size: u64, seals: SealFlags| {
-            let file = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
-            rustix::fs::ftruncate(&file, size).unwrap();
-            fcntl_add_seals(&file, seals).unwrap();
-            file
-        };
-        assert_eq!(refused(memory(PAGE as u64, SealFlags::empty())), io::ErrorKind::InvalidInput);
-        assert_eq!(refused(memory(PAGE as u64 - 1, SEALS)), io::ErrorKind::InvalidInput);
+        let memory = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&memory, PAGE as u64).unwrap();
+        assert_eq!(refused(memory), io::ErrorKind::InvalidInput);
+        let short = sealed(c"test", PAGE as u64 - 1).unwrap();
+        assert_eq!(refused(short.into()), io::ErrorKind::InvalidInput);
         let page = SharedWords::new().unwrap();
         assert!(rustix::fs::ftruncate(page.descriptor(), 0).is_err());
     }

@@ -4,7 +4,7 @@
 
 use cbd_types::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, memfd_create};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Write};
@@ -48,19 +48,12 @@ impl Notifier {
     }
 }
 
-/// Anonymous memory with a descriptor: `size` bytes of zeroes, with a sealed size.
+/// Memory with a descriptor: `size` bytes of zeroes, with a sealed size.
 pub(crate) fn sealed_memory(size: u64) -> Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = memfd_create(c"cbd-vhost-in-flight", flags)
-        .map_err(|error| refused("create shared memory for requests in flight", error))?;
-    let file = File::from(file);
-    file.set_len(size).map_err(|error| {
-        Error::new(ErrorKind::System, "cannot set the size of the memory for requests in flight")
-            .caused_by(error)
-    })?;
-    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(|error| refused("seal the memory for requests in flight", error))?;
-    Ok(file)
+    let failed = |error| {
+        Error::new(ErrorKind::System, "cannot create shared memory for requests in flight").caused_by(error)
+    };
+    cbd_sys::memory::sealed(c"cbd-vhost-in-flight", size).map_err(failed)
 }
 
 fn refused(what: &str, error: Errno) -> Error {

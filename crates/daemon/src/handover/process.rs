@@ -8,7 +8,7 @@
 //! Elsewhere: what the descriptors are ([`super::sessions`]).
 
 use super::{Entry, is_name};
-use cbd_sys::passing::{self, Message};
+use cbd_sys::passing::{self, Message, is_of_own_user};
 use cbd_types::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
@@ -135,12 +135,6 @@ pub fn conditions_of(descriptor: &OwnedFd) -> PollFlags {
         Ok(_) => entry[0].revents(),
         Err(_) => PollFlags::empty(),
     }
-}
-
-/// Whether the process at the other end belongs to the same user.
-pub fn is_of_own_user(socket: &OwnedFd) -> bool {
-    rustix::net::sockopt::socket_peercred(socket)
-        .is_ok_and(|peer| peer.uid.as_raw() == crate::system::user_id())
 }
 
 /// One entry of a list, or none at its end.

@@ -6,10 +6,10 @@
 //! it has responded to [`DescriptorStore::maintain`], `put` and `remove` fail immediately. Commands that it executed
 //! late are undone: it finally holds exactly the wanted entries.
 
-use super::process::{conditions_of, is_of_own_user, listed};
+use super::process::{conditions_of, listed};
 use super::{DescriptorStore, Entry, is_name};
 use cbd_export::folders::own_folder;
-use cbd_sys::passing;
+use cbd_sys::passing::{self, is_of_own_user};
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::retry_on_intr;

@@ -52,6 +52,8 @@ pub(super) struct RemoteSlot {
     due: Instant,
     /// Looks one after the other at which no host had its backend.
     gone: u32,
+    /// Whether both hosts woke each other at the last look.
+    woken: bool,
 }
 
 /// A device that was taken out of the tables. The worker must put it back, or remove it.
@@ -66,7 +68,7 @@ impl RemoteSlot {
         let name = name_while_closed(fixed, transport, row.entry.id);
         let mut blkdev = BlkdevSlot::closed(row.entry.clone(), name);
         blkdev.left = Some(fixed.context.left(&identity_of(&row)));
-        Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0 }
+        Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0, woken: false }
     }
 
     /// The row of `dev-list`.
@@ -125,6 +127,7 @@ impl RemoteSlot {
             is_taken: true,
             due: self.due,
             gone: self.gone,
+            woken: self.woken,
         };
         std::mem::replace(self, shown)
     }

@@ -74,9 +74,9 @@ impl ServedSlot {
         failure.is_none() && run.device().geometry() == self.geometry
     }
 
-    /// Lets the other host wake the thread, and the thread that host.
+    /// Lets the other host wake the thread, and the thread that host, if that is its session.
     pub fn attach(&self, wake: ServerWake) {
-        tracing::debug!(blkdev = self.served.blkdev.0, "{self}: both hosts wake each other");
+        tracing::debug!(blkdev = self.served.blkdev.0, "{self}: it has connected for wake-ups");
         self.service.attach(wake);
     }
 

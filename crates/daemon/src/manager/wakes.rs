@@ -12,6 +12,7 @@ use cbd_engine::RemoteBlkdev;
 use cbd_pmem::Mapping;
 use cbd_remote::{RemoteDevice, ServerWake, WakeAddress, WakeListener};
 use cbd_types::HostId;
+use std::sync::Arc;
 
 impl TransportHandle {
     fn wake_address(&self, host: HostId) -> WakeAddress {
@@ -56,6 +57,10 @@ impl Manager {
             let wakes = listener.accept();
             let mut tables = self.tables.lock();
             let Ok(running) = running_mut(&mut tables, handle.id) else { continue };
+            // Another transport may have got the number meanwhile.
+            if !Arc::ptr_eq(&running.transport, &handle.transport) {
+                continue;
+            }
             running.wakes = Some(listener);
             wakes.into_iter().for_each(|wake| running.give_wake(wake));
         }

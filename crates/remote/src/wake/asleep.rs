@@ -19,8 +19,10 @@ pub(super) trait Flag {
     fn load(&self) -> u32;
     fn store(&self, value: u32);
     fn swap(&self, value: u32) -> u32;
-    /// A barrier between all accesses before it and all behind it.
-    fn barrier();
+    /// A barrier between all accesses before it and all behind it, of the side that is about to sleep.
+    fn barrier_of_sleeper();
+    /// The same of the other side.
+    fn barrier_of_waker();
 }
 
 impl Flag for std::sync::atomic::AtomicU32 {
@@ -36,7 +38,11 @@ impl Flag for std::sync::atomic::AtomicU32 {
         self.swap(value, std::sync::atomic::Ordering::Relaxed)
     }
 
-    fn barrier() {
+    fn barrier_of_sleeper() {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    fn barrier_of_waker() {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 }
@@ -44,7 +50,7 @@ impl Flag for std::sync::atomic::AtomicU32 {
 /// The caller is about to sleep: it looks once more, and then waits for its eventfd.
 pub(super) fn announce<F: Flag>(flag: &F) {
     flag.store(1);
-    F::barrier();
+    F::barrier_of_sleeper();
 }
 
 /// The caller is awake, and looks until the next [`announce`].
@@ -54,7 +60,7 @@ pub(super) fn retract<F: Flag>(flag: &F) {
 
 /// Whether the other side is to be woken, by this call's caller. What it is to see is stored.
 pub(super) fn take<F: Flag>(flag: &F) -> bool {
-    F::barrier();
+    F::barrier_of_waker();
     flag.load() != 0 && flag.swap(0) != 0
 }
 
@@ -66,9 +72,9 @@ mod tests {
     use std::sync::Arc;
 
     /// A flag whose barriers have an effect or not.
-    struct Modelled<const BARRIERS: bool>(AtomicU32);
+    struct Modelled<const SLEEPER: bool, const WAKER: bool>(AtomicU32);
 
-    impl<const BARRIERS: bool> Flag for Modelled<BARRIERS> {
+    impl<const SLEEPER: bool, const WAKER: bool> Flag for Modelled<SLEEPER, WAKER> {
         fn load(&self) -> u32 {
             self.0.load(Ordering::Relaxed)
         }
@@ -83,22 +89,28 @@ mod tests {
             self.0.swap(value, Ordering::Relaxed)
         }
 
-        fn barrier() {
-            if BARRIERS {
+        fn barrier_of_sleeper() {
+            if SLEEPER {
+                fence(Ordering::SeqCst);
+            }
+        }
+
+        fn barrier_of_waker() {
+            if WAKER {
                 fence(Ordering::SeqCst);
             }
         }
     }
 
     /// One direction of a channel: a number of entries, a flag and an eventfd.
-    struct Direction<const BARRIERS: bool> {
+    struct Direction<const SLEEPER: bool, const WAKER: bool> {
         entries: AtomicU32,
-        flag: Modelled<BARRIERS>,
+        flag: Modelled<SLEEPER, WAKER>,
         event: Mutex<bool>,
         raised: Condvar,
     }
 
-    impl<const BARRIERS: bool> Direction<BARRIERS> {
+    impl<const SLEEPER: bool, const WAKER: bool> Direction<SLEEPER, WAKER> {
         fn new() -> Self {
             let (entries, flag) = (AtomicU32::new(0), Modelled(AtomicU32::new(0)));
             Self { entries, flag, event: Mutex::new(false), raised: Condvar::new() }
@@ -134,9 +146,12 @@ mod tests {
     }
 
     /// Two entries in one direction, or one there and one back.
-    fn in_all_executions<const BARRIERS: bool>(side: fn(&Both<BARRIERS>), other: fn(&Both<BARRIERS>)) {
+    fn in_all_executions<const SLEEPER: bool, const WAKER: bool>(
+        side: fn(&Both<SLEEPER, WAKER>),
+        other: fn(&Both<SLEEPER, WAKER>),
+    ) {
         loom::model(move || {
-            let both = Arc::new([0; 2].map(|_| Direction::<BARRIERS>::new()));
+            let both = Arc::new([0; 2].map(|_| Direction::<SLEEPER, WAKER>::new()));
             let of_other = Arc::clone(&both);
             let thread = loom::thread::spawn(move || other(&of_other));
             side(&both);
@@ -144,26 +159,26 @@ mod tests {
         });
     }
 
-    type Both<const BARRIERS: bool> = [Direction<BARRIERS>; 2];
+    type Both<const SLEEPER: bool, const WAKER: bool> = [Direction<SLEEPER, WAKER>; 2];
 
-    fn put_two<const BARRIERS: bool>([there, _]: &Both<BARRIERS>) {
+    fn put_two<const SLEEPER: bool, const WAKER: bool>([there, _]: &Both<SLEEPER, WAKER>) {
         there.put(1);
         there.put(2);
     }
 
-    fn wait_for_two<const BARRIERS: bool>([there, _]: &Both<BARRIERS>) {
+    fn wait_for_two<const SLEEPER: bool, const WAKER: bool>([there, _]: &Both<SLEEPER, WAKER>) {
         there.wait_for(1);
         there.wait_for(2);
     }
 
     #[test]
     fn no_wake_up_of_two_is_lost() {
-        in_all_executions::<true>(wait_for_two, put_two);
+        in_all_executions::<true, true>(wait_for_two, put_two);
     }
 
     #[test]
     fn no_wake_up_is_lost_there_and_back() {
-        in_all_executions::<true>(
+        in_all_executions::<true, true>(
             |[there, back]| {
                 there.put(1);
                 back.wait_for(1);
@@ -177,7 +192,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "deadlock")]
-    fn without_barriers_one_is_lost() {
-        in_all_executions::<false>(wait_for_two, put_two);
+    fn without_the_barrier_of_the_sleeper_one_is_lost() {
+        in_all_executions::<false, true>(wait_for_two, put_two);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn without_the_barrier_of_the_waker_one_is_lost() {
+        in_all_executions::<true, false>(wait_for_two, put_two);
     }
 }

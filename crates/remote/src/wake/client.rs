@@ -2,7 +2,8 @@
 
 use super::asleep::{announce, retract, take};
 use super::socket::WakeAddress;
-use super::{ATTACHED, CLIENT, CONNECTION, EVENT, SERVER, failed};
+use super::{ATTACHED, CLIENT, CONNECTION, EVENT, SERVER};
+use cbd_export::system_error;
 use cbd_export::wake::is_closed_by_peer;
 use cbd_sys::event::{Poller, Signal};
 use cbd_sys::words::SharedWords;
@@ -41,21 +42,26 @@ pub(crate) enum Found {
     Ended,
 }
 
+/// What fails if the process cannot open another descriptor.
+const FAILED: &str = "the descriptors by which another host is woken cannot be made";
+
 impl ClientWake {
     /// Without a connection.
     ///
     /// # Errors
     /// The process cannot open another descriptor.
     pub(crate) fn new() -> Result<Self> {
-        let event = Signal::new().map_err(|error| failed(&error))?;
+        let event = Signal::new().map_err(|error| system_error(FAILED, &error))?;
         Ok(Self { event, connection: None, number: 0, is_announced: false })
     }
 
     /// Connects, if the other host is a process of this kernel, which has to accept that. Before, there is no connection.
     pub(crate) fn connect(&mut self, address: &WakeAddress, blkdev: BlkdevId, session: u64) -> Result<()> {
-        let Some(socket) = address.connect().map_err(|error| failed(&error))? else { return Ok(()) };
+        let Some(socket) = address.connect().map_err(|error| system_error(FAILED, &error))? else {
+            return Ok(());
+        };
         let new = || Ok((SharedWords::new()?, Signal::new()?));
-        let (page, server) = new().map_err(|error| failed(&error))?;
+        let (page, server) = new().map_err(|error| system_error(FAILED, &error))?;
         let descriptors = [page.descriptor(), self.event.as_fd(), server.as_fd()];
         // The other host may have closed it again.
         if address.introduce(&socket, blkdev, session, &descriptors).is_ok() {

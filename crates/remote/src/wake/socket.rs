@@ -1,17 +1,17 @@
 //! How two hosts find each other: an abstract unix socket with the name of the region and of the host that has the backend.
 //!
-//! Invariants: only processes of the same user, or of root, are heard. Nothing here waits, and a connection that says nothing does not
+//! Invariants: only processes of the same user are heard, and get something. Nothing here waits, and a connection that says nothing does not
 //! keep others from being accepted.
 
 use super::server::ServerWake;
 use cbd_sys::event::Signal;
-use cbd_sys::passing;
+use cbd_sys::passing::{self, is_of_own_user};
 use cbd_sys::words::SharedWords;
 use cbd_types::{BlkdevId, HostId};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Connections that are accepted and have not said what they are for, at most.
 const PENDING_MAX: usize = 64;
@@ -57,12 +57,6 @@ impl WakeAddress {
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-}
-
-/// Whether the peer of a connection is a process that may read all that this one may.
-fn is_of_own_user(socket: impl AsFd) -> bool {
-    let own = rustix::process::geteuid();
-    sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
 }
 
 /// Accepts connections of other hosts.

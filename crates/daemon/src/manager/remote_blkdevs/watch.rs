@@ -35,7 +35,7 @@ impl Manager {
                     .ok()
                     .and_then(|running| running.remotes.get_mut(&open.id()));
                 if let Some(slot) = slot.filter(|slot| slot.has(&open.device)) {
-                    (slot.gone, slot.blkdev.error) = (open.gone, open.error);
+                    (slot.gone, slot.woken, slot.blkdev.error) = (open.gone, open.woken, open.error);
                 }
             }
         }
@@ -47,6 +47,7 @@ struct OpenRemote {
     row: RemoteBlkdev,
     device: Arc<RemoteDevice<Mapping>>,
     gone: u32,
+    woken: bool,
     error: Option<String>,
     /// How clients reach it.
     path: String,
@@ -81,7 +82,19 @@ impl OpenRemote {
             }
             _ => handle.connect_wake(&self.row, &self.device),
         }
+        self.note_wake(handle);
         Ok(())
+    }
+
+    /// Logs that both hosts wake each other, and when that is over: a request takes longer then.
+    fn note_wake(&mut self, handle: &TransportHandle) {
+        let woken = self.device.is_woken();
+        if std::mem::replace(&mut self.woken, woken) == woken {
+            return;
+        }
+        let (transport, blkdev, host) = (handle.id, self.id().0, handle.host_name(self.row.owner));
+        let how = if woken { "wake each other" } else { "look from time to time for requests" };
+        tracing::info!(transport, blkdev, "{}: host {host} and this one {how}", self.path);
     }
 
     /// Begins another session with a host that serves the device again.
@@ -128,6 +141,7 @@ impl RemoteSlot {
             row: self.row.clone(),
             device: Arc::clone(device),
             gone: self.gone,
+            woken: self.woken,
             error: self.blkdev.error.clone(),
             path: info.dev_name,
         })

@@ -7,6 +7,16 @@ use cbd_format::{BackendEntry as BackendRow, Layout, Object};
 use cbd_sim::hosts::{HostMemory, Medium};
 use cbd_types::{Epoch, ErrorKind, Region};
 
+/// A world in which a has handed the backend over to b, which has not taken it over yet.
+fn handed_over() -> World {
+    let world = World::new(false, CACHE);
+    let offer = world.offer(A, B);
+    world.accept(&offer);
+    world.hold(&offer);
+    world.hand_over(&offer);
+    world
+}
+
 /// The state and the ownership number in the row that a host has for the backend, as the memory has it.
 fn row(world: &World, host: usize) -> (u32, u64) {
     let copy = Medium::with_bytes(world.medium.bytes());
@@ -38,11 +48,7 @@ fn the_row_of_a_move_stays_while_this_host_answers_it_and_is_freed_afterwards() 
 
 #[test]
 fn a_backend_that_is_on_its_way_keeps_its_number() {
-    let world = World::new(false, CACHE);
-    let offer = world.offer(A, B);
-    world.accept(&offer);
-    world.hold(&offer);
-    world.hand_over(&offer);
+    let world = handed_over();
     let b = &world.hosts[B];
     assert_eq!(b.incoming_backends(&|_| true).expect("they can be read"), [(world.id(), world.backend.uuid)]);
     assert_ne!(world.create_other(B, CACHE).expect("there is room"), world.id());
@@ -78,11 +84,7 @@ fn a_blkdev_does_not_follow_another_backend_with_the_number_of_its_own() {
 
 #[test]
 fn a_host_that_gets_a_backend_has_the_areas_of_its_blkdevs_free_at_once() {
-    let world = World::new(false, CACHE);
-    let offer = world.offer(A, B);
-    world.accept(&offer);
-    world.hold(&offer);
-    world.hand_over(&offer);
+    let world = handed_over();
     let b = &world.hosts[B];
     let [(backend, _)] = b.incoming_backends(&|_| true).expect("they can be read")[..] else {
         panic!("it has moved");
