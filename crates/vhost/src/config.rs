@@ -6,6 +6,7 @@
 use cbd_types::{Geometry, Operation};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use vhost::vhost_user::message::VhostUserVirtioFeatures;
 use virtio_bindings::{virtio_blk as blk, virtio_config, virtio_ring};
 
 /// The protocol's sector in bytes, whatever the device's sector size.
@@ -23,6 +24,9 @@ pub(crate) const WRITE_CACHE: u32 = 32;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`, a vhost-user bit among the device's feature bits.
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
+/// `VHOST_F_LOG_ALL`: while it is set, stores to the guest's memory are logged. A front end sets it while it migrates the
+/// guest; the guest never sees it.
+pub(crate) const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 const VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
 pub(crate) const INDIRECT: u64 = 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 pub(crate) const EVENT_INDEX: u64 = 1 << virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -50,7 +54,8 @@ impl DeviceConfig {
 
     /// Feature bits that are offered.
     pub(crate) fn features(&self) -> u64 {
-        let mut features = PROTOCOL_FEATURES | VERSION_1 | INDIRECT | EVENT_INDEX | FLUSH | CACHE_MODE;
+        let mut features =
+            PROTOCOL_FEATURES | LOG_ALL | VERSION_1 | INDIRECT | EVENT_INDEX | FLUSH | CACHE_MODE;
         for bit in [
             blk::VIRTIO_BLK_F_SEG_MAX,
             blk::VIRTIO_BLK_F_BLK_SIZE,

@@ -19,11 +19,12 @@
 //! the protocol is stopped with a reason, and other rings continue; a front end that violates it is disconnected.
 //! Memory that disappears (a truncated file) has the same effect; the process continues.
 //!
-//! Not provided: live migration with dirty logging, and packed rings.
+//! Not provided: packed rings.
 
 mod back_channel;
 mod chain;
 mod config;
+mod dirty_log;
 mod inflight;
 mod memory;
 mod messages;

@@ -5,6 +5,7 @@
 //! reference; the sizes of all pieces are counted before anything is mapped, for this front end and for all of them
 //! together ([`MemoryLimits`]): address space that front ends use is not available for threads and buffers.
 
+use crate::dirty_log::{DirtyLog, Marks};
 use crate::malformed;
 use crate::threads::name_of;
 use cbd_export::budget::{Budget, Share};
@@ -13,7 +14,8 @@ use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 /// Most pieces of one guest: as many as a message of the protocol can hold.
 pub(crate) const PIECES_MAX: usize = 32;
@@ -57,15 +59,14 @@ impl MemoryLimits {
         ))
     }
 
-    /// Takes the bytes of a piece from the budget of all front ends.
-    fn take(&self, piece: Piece) -> Result<Share> {
-        self.all.take(piece.size).ok_or_else(|| {
+    /// Takes bytes from the budget of all front ends.
+    pub(crate) fn take(&self, bytes: u64) -> Result<Share> {
+        self.all.take(bytes).ok_or_else(|| {
             Error::new(
                 ErrorKind::NoSpace,
                 format!(
-                    "the front end hands over {} bytes of memory more; all front ends of this process have {} and may have {} \
+                    "the front end hands over {bytes} bytes of memory more; all front ends of this process have {} and may have {} \
                      together (guest_memory_total in the configuration)",
-                    piece.size,
                     self.all.used(),
                     self.all.limit()
                 ),
@@ -79,32 +80,42 @@ struct Mapped {
     piece: Piece,
     // In this order: the address range is deregistered, then unmapped, then no longer counted.
     guard: Registration,
-    region: Arc<GuestRegionMmap>,
+    region: Arc<GuestRegionMmap<Marks>>,
     _share: Share,
 }
 
 /// An immutable map of a guest's memory; a change creates a new one.
 #[derive(Debug)]
 pub(crate) struct GuestMap {
-    memory: GuestMemoryMmap,
+    memory: GuestMemoryMmap<Marks>,
     mapped: Vec<Arc<Mapped>>,
+    dirty: Arc<DirtyLog>,
     /// Number of lost mappings before this map was created.
     losses: u64,
 }
 
 impl GuestMap {
-    pub(crate) fn empty() -> Self {
-        Self { memory: GuestMemoryMmap::default(), mapped: Vec::new(), losses: cbd_guard::losses() }
+    pub(crate) fn empty(dirty: &Arc<DirtyLog>) -> Self {
+        Self {
+            memory: GuestMemoryMmap::default(),
+            mapped: Vec::new(),
+            dirty: Arc::clone(dirty),
+            losses: cbd_guard::losses(),
+        }
     }
 
-    /// A map of these pieces.
-    pub(crate) fn new(pieces: Vec<(Piece, File)>, limits: &MemoryLimits) -> Result<Self> {
+    /// A map of these pieces; stores to them are logged in `dirty`.
+    pub(crate) fn new(
+        pieces: Vec<(Piece, File)>,
+        limits: &MemoryLimits,
+        dirty: &Arc<DirtyLog>,
+    ) -> Result<Self> {
         let losses = cbd_guard::losses();
         check_count(pieces.len())?;
         limits.check(pieces.iter().map(|(piece, _)| *piece))?;
         let mapped =
-            pieces.into_iter().map(|(piece, file)| map(piece, file, limits)).collect::<Result<_>>()?;
-        Self::of(mapped, losses)
+            pieces.into_iter().map(|(piece, file)| map(piece, file, limits, dirty)).collect::<Result<_>>()?;
+        Self::of(mapped, dirty, losses)
     }
 
     /// The same map with one more piece.
@@ -112,8 +123,8 @@ impl GuestMap {
         check_count(self.mapped.len() + 1)?;
         limits.check(self.mapped.iter().map(|mapped| mapped.piece).chain([piece]))?;
         let mut mapped = self.mapped.clone();
-        mapped.push(map(piece, file, limits)?);
-        Self::of(mapped, self.losses)
+        mapped.push(map(piece, file, limits, &self.dirty)?);
+        Self::of(mapped, &self.dirty, self.losses)
     }
 
     /// The same map without a piece; its offset in the file is not compared.
@@ -128,10 +139,11 @@ impl GuestMap {
                 piece.size, piece.guest
             )));
         }
-        Self::of(self.mapped.iter().filter(|mapped| !same(mapped)).cloned().collect(), self.losses)
+        let left = self.mapped.iter().filter(|mapped| !same(mapped)).cloned().collect();
+        Self::of(left, &self.dirty, self.losses)
     }
 
-    fn of(mut mapped: Vec<Arc<Mapped>>, losses: u64) -> Result<Self> {
+    fn of(mut mapped: Vec<Arc<Mapped>>, dirty: &Arc<DirtyLog>, losses: u64) -> Result<Self> {
         mapped.sort_by_key(|mapped| mapped.piece.guest);
         let regions = mapped.iter().map(|mapped| Arc::clone(&mapped.region)).collect::<Vec<_>>();
         let memory = if regions.is_empty() {
@@ -140,12 +152,22 @@ impl GuestMap {
             GuestMemoryMmap::from_arc_regions(regions)
                 .map_err(|error| malformed(format!("the guest's memory map is invalid: {error}")))?
         };
-        Ok(Self { memory, mapped, losses })
+        Ok(Self { memory, mapped, dirty: Arc::clone(dirty), losses })
     }
 
     /// The memory itself.
-    pub(crate) fn memory(&self) -> &GuestMemoryMmap {
+    pub(crate) fn memory(&self) -> &GuestMemoryMmap<Marks> {
         &self.memory
+    }
+
+    /// Guest physical addresses and bytes of its pieces.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, u64)> + Clone {
+        self.mapped.iter().map(|mapped| (mapped.piece.guest, mapped.piece.size))
+    }
+
+    /// The address behind the last piece.
+    pub(crate) fn end(&self) -> u64 {
+        self.pieces().map(|(begin, length)| begin + length).max().unwrap_or(0)
     }
 
     /// Names of the mapped files, from the kernel.
@@ -170,13 +192,13 @@ impl GuestMap {
     }
 
     /// Fails if some of the memory was lost: bytes that were read from it since then may be zeroes that the guest did
-    /// not write.
+    /// not write. The same for the log of dirty pages.
     pub(crate) fn check(&self) -> Result<()> {
         if cbd_guard::losses() == self.losses {
             return Ok(());
         }
         match self.mapped.iter().find(|mapped| mapped.guard.is_lost()) {
-            None => Ok(()),
+            None => self.dirty.check(),
             Some(lost) => Err(Error::new(
                 ErrorKind::Media,
                 format!(
@@ -195,7 +217,7 @@ fn check_count(pieces: usize) -> Result<()> {
     Ok(())
 }
 
-fn map(piece: Piece, file: File, limits: &MemoryLimits) -> Result<Arc<Mapped>> {
+fn map(piece: Piece, file: File, limits: &MemoryLimits, dirty: &Arc<DirtyLog>) -> Result<Arc<Mapped>> {
     let refused = |why: String| {
         malformed(format!(
             "{} bytes of memory at {:#x} of the guest cannot be mapped: {why}",
@@ -207,8 +229,12 @@ fn map(piece: Piece, file: File, limits: &MemoryLimits) -> Result<Arc<Mapped>> {
         return Err(refused("its address range in the front end exceeds the address space".into()));
     }
     check_size(&file, piece.offset, piece.size).map_err(refused)?;
-    let share = limits.take(piece)?;
-    let mapping = MmapRegion::from_file(FileOffset::new(file, piece.offset), size)
+    let share = limits.take(piece.size)?;
+    let mapping = MmapRegionBuilder::new_with_bitmap(size, Marks::new(dirty, piece.guest))
+        .with_file_offset(FileOffset::new(file, piece.offset))
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_NORESERVE | libc::MAP_SHARED)
+        .build()
         .map_err(|error| refused(error.to_string()))?;
     let region = GuestRegionMmap::new(mapping, GuestAddress(piece.guest))
         .ok_or_else(|| refused("its range in the file overflows".into()))?;

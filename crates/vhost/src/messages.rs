@@ -22,6 +22,7 @@ const OFFERED: Protocol = Protocol::MQ
     .union(Protocol::REPLY_ACK)
     .union(Protocol::BACKEND_REQ)
     .union(Protocol::INFLIGHT_SHMFD)
+    .union(Protocol::LOG_SHMFD)
     .union(Protocol::CONFIGURE_MEM_SLOTS);
 
 impl Session {
@@ -88,6 +89,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_addr(
         &mut self,
         index: u32,
+        // Whether stores to the used ring are logged. All stores are while the log is on.
         _flags: VhostUserVringAddrFlags,
         descriptor: u64,
         used: u64,
@@ -214,7 +216,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.not_offered("memory of the device's")
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Answer<()> {
-        self.not_offered("a log of changed memory")
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Answer<()> {
+        let result = self.set_dirty_log(file, log.mmap_offset, log.mmap_size);
+        self.answer(result)
     }
 }

@@ -54,7 +54,8 @@ pub fn serve_ring(
         let GuestPiece { file, offset, address, size } = given;
         (Piece { guest: address, size, front_end: address, offset }, file)
     };
-    let memory = Arc::new(GuestMap::new(memory.into_iter().map(piece).collect(), &options.memory_limits())?);
+    let pieces = memory.into_iter().map(piece).collect();
+    let memory = Arc::new(GuestMap::new(pieces, &options.memory_limits(), &Arc::default())?);
     let setup = Setup {
         index: 0,
         size: ring.size,

@@ -8,7 +8,8 @@
 //!
 //! Elsewhere: the bytes of messages (`messages`), requests (`worker`).
 
-use crate::config::{DeviceConfig, PROTOCOL_FEATURES, WRITE_CACHE};
+use crate::config::{DeviceConfig, LOG_ALL, PROTOCOL_FEATURES, WRITE_CACHE};
+use crate::dirty_log::{DirtyLog, Pages};
 use crate::inflight::{self, Area};
 use crate::malformed;
 use crate::memory::{GuestMap, Piece};
@@ -58,6 +59,7 @@ pub(crate) struct Session {
     common: Common,
     features: u64,
     memory: Arc<GuestMap>,
+    dirty: Arc<DirtyLog>,
     inflight: Option<Arc<Area>>,
     slots: Vec<Slot>,
     threads: Arc<Threads>,
@@ -82,14 +84,15 @@ impl Session {
         stop: RawFd,
         front_end: RawFd,
     ) -> Self {
-        let common = Common::of(&*device, &options, size);
+        let (common, dirty) = (Common::of(&*device, &options, size), Arc::default());
         let slots = std::iter::repeat_with(Slot::default).take(usize::from(options.queues_max)).collect();
         Self {
             device,
             options,
             common,
             features: 0,
-            memory: Arc::new(GuestMap::empty()),
+            memory: Arc::new(GuestMap::empty(&dirty)),
+            dirty,
             inflight: None,
             slots,
             threads,
@@ -149,9 +152,13 @@ impl Session {
                 "the front end accepts features that were not offered: {unknown:#x}"
             )));
         }
-        if self.features != features && self.slots.iter().any(|slot| !matches!(slot.state, State::NotStarted))
-        {
+        let changes = self.features ^ features;
+        if changes & !LOG_ALL != 0 && self.slots.iter().any(|slot| !matches!(slot.state, State::NotStarted)) {
             return Err(malformed("the front end changes features while rings are running"));
+        }
+        if changes & LOG_ALL != 0 {
+            self.pause_all()?;
+            self.dirty.turn(features & LOG_ALL != 0, self.memory.end())?;
         }
         self.features = features;
         // Without the bit that lets a front end enable rings, they are enabled from the start.
@@ -173,7 +180,7 @@ impl Session {
     // -- memory -----------------------------------------------------------------------------------------------
 
     pub(crate) fn set_memory(&mut self, pieces: Vec<(Piece, File)>) -> Result<()> {
-        let memory = GuestMap::new(pieces, &self.options.memory_limits())?;
+        let memory = GuestMap::new(pieces, &self.options.memory_limits(), &self.dirty)?;
         self.change_memory(memory)
     }
 
@@ -189,9 +196,8 @@ impl Session {
 
     /// Every ring continues with the new memory, or stops if it is not inside the new memory.
     fn change_memory(&mut self, memory: GuestMap) -> Result<()> {
-        for index in 0..self.slots.len() {
-            self.pause(index)?;
-        }
+        self.dirty.check_memory(memory.end())?;
+        self.pause_all()?;
         self.memory = Arc::new(memory);
         self.threads.set_files(self.memory.files());
         for index in 0..self.slots.len() {
@@ -204,6 +210,14 @@ impl Session {
                 }
             }
         }
+        self.start_all()
+    }
+
+    /// Continues with another bitmap of dirty pages.
+    pub(crate) fn set_dirty_log(&mut self, file: File, offset: u64, size: u64) -> Result<()> {
+        let pages = Pages::open(file, offset, size, &self.options.memory_limits())?;
+        self.pause_all()?;
+        self.dirty.replace(pages, self.memory.pieces())?;
         self.start_all()
     }
 
@@ -266,7 +280,6 @@ impl Session {
 
     pub(crate) fn set_addresses(&mut self, index: usize, addresses: [u64; 3]) -> Result<()> {
         let memory = Arc::clone(&self.memory);
-        let slot = self.idle_slot(index)?;
         let mut found = [GuestAddress(0); 3];
         for (found, address) in found.iter_mut().zip(addresses) {
             *found = memory.translate(address).ok_or_else(|| {
@@ -275,7 +288,11 @@ impl Session {
                 ))
             })?;
         }
-        slot.addresses = Some(found);
+        // A front end that turns the log of dirty pages on or off repeats the addresses.
+        if self.slots.get(index).is_some_and(|slot| slot.addresses == Some(found)) {
+            return Ok(());
+        }
+        self.idle_slot(index)?.addresses = Some(found);
         self.start(index)
     }
 
@@ -332,6 +349,10 @@ impl Session {
         self.pause(index)?;
         self.slots[index].enabled = enabled;
         self.start(index)
+    }
+
+    fn pause_all(&mut self) -> Result<()> {
+        (0..self.slots.len()).try_for_each(|index| self.pause(index))
     }
 
     fn start_all(&mut self) -> Result<()> {

@@ -13,9 +13,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use vhost::VhostBackend;
-use vhost::VhostUserMemoryRegionInfo;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
+use vhost::{VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EFD_SEMAPHORE, EventFd};
 
 /// Starts a guest with two rings, the first of which violates the protocol; the second must continue, and so must the
@@ -294,7 +294,7 @@ type Wrong = fn(&mut Link, &Ram);
 #[test]
 fn front_ends_that_violate_the_protocol_are_disconnected() {
     let served = serve(memory(1 << 20));
-    let cases: [(&str, Wrong); 11] = [
+    let cases: [(&str, Wrong); 13] = [
         ("power of two", |link, _| _ = link.front_end.set_vring_num(0, 1000)),
         ("power of two", |link, _| _ = link.front_end.set_vring_num(0, 2048)),
         ("features", |link, _| _ = link.front_end.set_features(TYPICAL | 1 << 34)),
@@ -326,6 +326,22 @@ fn front_ends_that_violate_the_protocol_are_disconnected() {
             let ring = Ring::new(0, 256);
             link.start(ram, &ring, 0);
             _ = link.front_end.set_vring_num(0, 128);
+        }),
+        ("changes ring 0 while it runs", |link, ram| {
+            link.share_memory(ram);
+            link.start(ram, &Ring::new(0, 256), 0);
+            let mut elsewhere = ram.region();
+            elsewhere.userspace_addr -= 0x1_0000;
+            link.front_end.set_mem_table(&[elsewhere]).expect("the same memory at another address");
+            _ = link.set_addresses(ram, &Ring::new(0, 256), false);
+        }),
+        ("the log of dirty pages cannot be used", |link, ram| {
+            let region = VhostUserDirtyLogRegion {
+                mmap_size: 1 << 40,
+                mmap_offset: 0,
+                mmap_handle: ram.file.as_raw_fd(),
+            };
+            _ = link.front_end.set_log_base(0, Some(region));
         }),
         ("is not in the guest's memory", |link, ram| {
             let mut region = ram.region();

@@ -19,6 +19,8 @@ pub const INDIRECT: u16 = 4;
 
 pub const FLUSH: u64 = 1 << 9;
 pub const CACHE_MODE: u64 = 1 << 11;
+/// Stores to the guest's memory are logged.
+pub const LOG_ALL: u64 = 1 << 26;
 pub const INDIRECT_DESCRIPTORS: u64 = 1 << 28;
 pub const EVENT_INDEX: u64 = 1 << 29;
 pub const PROTOCOL: u64 = 1 << 30;
@@ -138,6 +140,11 @@ impl Ring {
 
     pub fn table(&self) -> u64 {
         self.base()
+    }
+
+    /// Address of the used ring, which has a page of its own.
+    pub fn used_ring(&self) -> u64 {
+        self.base() + USED
     }
 
     /// Address of the head and status of the request at descriptor `at`.
@@ -299,26 +306,30 @@ impl Link {
     }
 
     pub fn set_up(&mut self, ram: &Ram, ring: &Ring, base: u16) -> vhost::Result<()> {
-        let host = ram.host() + ring.index as u64 * RING;
         let (front_end, index) = (&mut self.front_end, ring.index);
         front_end.set_vring_num(index, ring.size)?;
         front_end.set_vring_base(index, base)?;
-        front_end.set_vring_addr(
-            index,
-            &VringConfigData {
-                queue_max_size: ring.size,
-                queue_size: ring.size,
-                flags: 0,
-                desc_table_addr: host,
-                used_ring_addr: host + USED,
-                avail_ring_addr: host + AVAILABLE,
-                log_addr: None,
-            },
-        )?;
+        self.set_addresses(ram, ring, false)?;
+        let front_end = &mut self.front_end;
         front_end.set_vring_kick(index, &ring.kick)?;
         front_end.set_vring_call(index, &ring.call)?;
         front_end.set_vring_err(index, &ring.error)?;
         front_end.set_vring_enable(index, true)
+    }
+
+    /// Sets the addresses of a ring; `is_logged` if stores to its used ring are to be logged.
+    pub fn set_addresses(&mut self, ram: &Ram, ring: &Ring, is_logged: bool) -> vhost::Result<()> {
+        let host = ram.host() + ring.index as u64 * RING;
+        let addresses = VringConfigData {
+            queue_max_size: ring.size,
+            queue_size: ring.size,
+            flags: u32::from(is_logged),
+            desc_table_addr: host,
+            used_ring_addr: host + USED,
+            avail_ring_addr: host + AVAILABLE,
+            log_addr: is_logged.then(|| ring.used_ring()),
+        };
+        self.front_end.set_vring_addr(ring.index, &addresses)
     }
 
     /// Memory for requests in flight, from the server.
@@ -337,6 +348,7 @@ fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::BACKEND_REQ
         | VhostUserProtocolFeatures::INFLIGHT_SHMFD
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::LOG_SHMFD
 }
 
 /// A guest with `queues` rings of 256 that run.

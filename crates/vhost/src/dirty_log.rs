@@ -1,0 +1,312 @@
+//! The dirty page log: the pages of the guest's memory that a front end transfers once more while it migrates the guest.
+//!
+//! The front end hands over a bitmap with one bit for each page of guest physical memory. It takes and clears bits at any
+//! time, and transfers their pages afterwards. `vm-memory` calls [`Marks`] after each store to guest memory, whatever is
+//! stored: data, statuses, rings.
+//!
+//! Invariants: a bit is set after the store that it stands for, with release ordering, so whoever clears it transfers what
+//! was stored; while the log is on, its bitmap has a bit for every page of the guest's memory; a front end that passes the
+//! first bitmap when the log is on already finds all pages in it, because the rings, or a server that was killed, may have
+//! stored something of which there is no record.
+
+use crate::malformed;
+use crate::memory::{MemoryLimits, check_size};
+use cbd_export::budget::Share;
+use cbd_guard::Registration;
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+
+/// Bytes of a page, for every guest.
+const PAGE: u64 = 4096;
+/// Pages of a byte of the bitmap.
+const BITS: u64 = 8;
+
+/// The bitmap that a front end has handed over.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    // In this order: the address range is deregistered, then unmapped, then no longer counted.
+    guard: Registration,
+    mapping: MmapRegion,
+    _share: Share,
+}
+
+impl Pages {
+    /// `size` bytes at `offset` of `file`.
+    pub(crate) fn open(file: File, offset: u64, size: u64, limits: &MemoryLimits) -> Result<Self> {
+        let refused = |why: String| malformed(format!("the log of dirty pages cannot be used: {why}"));
+        let bytes = usize::try_from(size).ok().filter(|&bytes| bytes > 0);
+        let bytes = bytes.ok_or_else(|| refused(format!("it has {size} bytes")))?;
+        check_size(&file, offset, size).map_err(refused)?;
+        let share = limits.take(size)?;
+        let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
+            .map_err(|error| refused(error.to_string()))?;
+        // SAFETY: `Pages` drops the mapping after this; all accesses are atomic, and the front end may change the memory
+        // at any time.
+        let guard = unsafe { Registration::of_zeroes(mapping.as_ptr() as usize, mapping.size()) }?;
+        Ok(Self { guard, mapping, _share: share })
+    }
+
+    /// The first address of the guest that has no bit.
+    fn end(&self) -> u64 {
+        (self.mapping.size() as u64).saturating_mul(BITS * PAGE)
+    }
+
+    /// Sets the bits of the pages of `length` bytes at `begin`.
+    fn mark(&self, begin: u64, length: u64) {
+        let last = length.checked_sub(1).and_then(|length| begin.checked_add(length));
+        let Some(last) = last.map(|at| at / PAGE) else { return };
+        let first = begin / PAGE;
+        let bitmap = self.mapping.as_volatile_slice();
+        for at in first / BITS..=last / BITS {
+            let from = first.saturating_sub(at * BITS);
+            let to = (last - at * BITS).min(BITS - 1);
+            let bits = (0xFF << from) as u8 & (0xFF >> (BITS - 1 - to)) as u8;
+            // `DirtyLog` compares the sizes before the log is on.
+            let byte = usize::try_from(at).ok().and_then(|at| bitmap.get_atomic_ref::<AtomicU8>(at).ok());
+            debug_assert!(byte.is_some(), "page {} has no bit", at * BITS + from);
+            if let Some(byte) = byte {
+                // After the store to the guest's memory: who clears the bit sees the store.
+                byte.fetch_or(bits, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// The log of a front end's guest.
+#[derive(Debug, Default)]
+pub(crate) struct DirtyLog {
+    /// Whether stores are logged. Changes only while no ring runs.
+    is_on: AtomicBool,
+    pages: RwLock<Option<Arc<Pages>>>,
+}
+
+impl DirtyLog {
+    fn pages(&self) -> Option<Arc<Pages>> {
+        self.pages.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Turns the log on or off, for memory that ends at `end`; no ring runs.
+    pub(crate) fn turn(&self, on: bool, end: u64) -> Result<()> {
+        if on {
+            self.check_covers(end)?;
+        }
+        self.is_on.store(on, Ordering::Release);
+        Ok(())
+    }
+
+    /// Fails if the log is on and has no bits for memory that ends at `end`; no ring runs.
+    pub(crate) fn check_memory(&self, end: u64) -> Result<()> {
+        if self.is_on.load(Ordering::Acquire) { self.check_covers(end) } else { Ok(()) }
+    }
+
+    fn check_covers(&self, end: u64) -> Result<()> {
+        self.pages().map_or(Ok(()), |pages| covers(&pages, end))
+    }
+
+    /// Continues with another bitmap, for memory that consists of `pieces` (address and bytes); no ring runs.
+    pub(crate) fn replace(
+        &self,
+        pages: Pages,
+        pieces: impl Iterator<Item = (u64, u64)> + Clone,
+    ) -> Result<()> {
+        if self.is_on.load(Ordering::Acquire) {
+            covers(&pages, pieces.clone().map(|(begin, length)| begin + length).max().unwrap_or(0))?;
+            if self.pages().is_none() {
+                pieces.for_each(|(begin, length)| pages.mark(begin, length));
+            }
+        }
+        *self.pages.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(pages));
+        Ok(())
+    }
+
+    /// Fails if the bitmap was lost: bits that were set since then are not in it.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.pages().is_some_and(|pages| pages.guard.is_lost()) {
+            return Err(Error::new(
+                ErrorKind::Media,
+                "the log of dirty pages was removed: its file was truncated",
+            ));
+        }
+        Ok(())
+    }
+
+    fn mark(&self, begin: u64, length: usize) {
+        if !self.is_on.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(pages) = &*self.pages.read().unwrap_or_else(PoisonError::into_inner) {
+            pages.mark(begin, length as u64);
+        }
+    }
+}
+
+fn covers(pages: &Pages, end: u64) -> Result<()> {
+    if end <= pages.end() {
+        return Ok(());
+    }
+    Err(malformed(format!(
+        "the log of dirty pages ends at {:#x} of the guest's memory, which ends at {end:#x}",
+        pages.end()
+    )))
+}
+
+/// Where `vm-memory` reports stores to a piece of the guest's memory.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    log: Arc<DirtyLog>,
+    /// Guest physical address of the piece.
+    begin: u64,
+}
+
+impl Marks {
+    /// Of a piece at the guest physical address `begin`.
+    pub(crate) fn new(log: &Arc<DirtyLog>, begin: u64) -> Self {
+        Self { log: Arc::clone(log), begin }
+    }
+
+    fn part(&self) -> PartMarks<'_> {
+        PartMarks { log: &self.log, begin: self.begin }
+    }
+}
+
+/// [`Marks`] of a part of a piece.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartMarks<'a> {
+    log: &'a DirtyLog,
+    begin: u64,
+}
+
+impl<'a> WithBitmapSlice<'a> for Marks {
+    type S = PartMarks<'a>;
+}
+
+impl Bitmap for Marks {
+    fn mark_dirty(&self, offset: usize, length: usize) {
+        self.part().mark_dirty(offset, length);
+    }
+
+    fn dirty_at(&self, offset: usize) -> bool {
+        self.part().dirty_at(offset)
+    }
+
+    fn slice_at(&self, offset: usize) -> PartMarks<'_> {
+        self.part().slice_at(offset)
+    }
+}
+
+impl WithBitmapSlice<'_> for PartMarks<'_> {
+    type S = Self;
+}
+
+impl BitmapSlice for PartMarks<'_> {}
+
+impl Bitmap for PartMarks<'_> {
+    fn mark_dirty(&self, offset: usize, length: usize) {
+        self.log.mark(self.begin.saturating_add(offset as u64), length);
+    }
+
+    /// Only front ends read the log.
+    fn dirty_at(&self, _offset: usize) -> bool {
+        false
+    }
+
+    fn slice_at(&self, offset: usize) -> Self {
+        Self { log: self.log, begin: self.begin.saturating_add(offset as u64) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system;
+    use cbd_export::budget::Budget;
+    use vm_memory::Bytes;
+
+    fn limits() -> MemoryLimits {
+        MemoryLimits { each: 1 << 30, all: Budget::new(1 << 20) }
+    }
+
+    fn pages(bytes: u64) -> Pages {
+        Pages::open(system::sealed_memory(bytes).expect("memory"), 0, bytes, &limits()).expect("a bitmap")
+    }
+
+    fn bits(pages: &Pages) -> Vec<u8> {
+        let mut bits = vec![0; pages.mapping.size()];
+        pages.mapping.as_volatile_slice().read_slice(&mut bits, 0).expect("inside");
+        bits
+    }
+
+    #[test]
+    fn each_page_of_a_range_has_its_bit() {
+        for (begin, length, wanted) in [
+            (0, 1, [1, 0, 0, 0]),
+            (4095, 1, [1, 0, 0, 0]),
+            (4095, 2, [3, 0, 0, 0]),
+            (7 * 4096, 4096, [0x80, 0, 0, 0]),
+            (7 * 4096, 4097, [0x80, 1, 0, 0]),
+            (2 * 4096, 4 * 4096, [0x3C, 0, 0, 0]),
+            (6 * 4096 + 5, 17 * 4096, [0xC0, 0xFF, 0xFF, 0]),
+            (31 * 4096, 4096, [0, 0, 0, 0x80]),
+            (5, 0, [0; 4]),
+        ] {
+            let pages = pages(4);
+            pages.mark(begin, length);
+            assert_eq!(bits(&pages), wanted, "{length} bytes at {begin}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_piece_mark_their_own_pages_while_the_log_is_on() {
+        let log = Arc::new(DirtyLog::default());
+        let end = 32 * PAGE;
+        log.replace(pages(4), [(0, end)].into_iter()).expect("a bitmap");
+        let marks = Marks::new(&log, 8 * PAGE);
+        let part = marks.slice_at(4096).slice_at(4096);
+        part.mark_dirty(0, 1);
+        assert_eq!(bits(&log.pages().expect("there")), [0; 4]);
+        log.turn(true, end).expect("large enough");
+        part.mark_dirty(0, 1);
+        marks.mark_dirty(5 * 4096, 4096);
+        assert_eq!(bits(&log.pages().expect("there")), [0, 0b10_0100, 0, 0]);
+        log.turn(false, end).expect("off");
+        marks.mark_dirty(0, 1);
+        assert_eq!(bits(&log.pages().expect("there")), [0, 0b10_0100, 0, 0]);
+    }
+
+    #[test]
+    fn the_first_bitmap_of_a_log_that_is_on_has_all_pages_and_the_next_one_has_none() {
+        let log = DirtyLog::default();
+        let pieces = [(PAGE, 2 * PAGE), (9 * PAGE, PAGE)];
+        log.turn(true, 10 * PAGE).expect("no bitmap yet");
+        log.replace(pages(2), pieces.into_iter()).expect("a bitmap");
+        assert_eq!(bits(&log.pages().expect("there")), [0b110, 0b10]);
+        log.replace(pages(2), pieces.into_iter()).expect("another one");
+        assert_eq!(bits(&log.pages().expect("there")), [0, 0]);
+    }
+
+    #[test]
+    fn a_bitmap_that_is_too_small_is_refused_while_the_log_is_on() {
+        let log = DirtyLog::default();
+        log.replace(pages(1), [(0, 9 * PAGE)].into_iter()).expect("the log is off");
+        assert!(log.turn(true, 9 * PAGE).expect_err("too small").line().contains("ends at 0x8000"));
+        log.check_memory(9 * PAGE).expect("the log is off");
+        log.turn(true, 8 * PAGE).expect("all pages have a bit");
+        assert!(log.check_memory(8 * PAGE + 1).is_err());
+        assert!(log.replace(pages(1), [(0, 9 * PAGE)].into_iter()).is_err());
+    }
+
+    #[test]
+    fn a_bitmap_that_is_not_in_its_file_or_beyond_the_limit_is_refused() {
+        let file = || system::sealed_memory(4096).expect("memory");
+        for (offset, size) in [(0, 0), (0, 4097), (4096, 1), (u64::MAX, 2)] {
+            assert!(Pages::open(file(), offset, size, &limits()).is_err(), "{size} bytes at {offset}");
+        }
+        let few = MemoryLimits { each: 1 << 30, all: Budget::new(4095) };
+        let refused = Pages::open(file(), 0, 4096, &few).expect_err("beyond the limit");
+        assert_eq!(refused.kind(), ErrorKind::NoSpace);
+    }
+}

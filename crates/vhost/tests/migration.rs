@@ -1,0 +1,246 @@
+//! A guest migrates: its front end transfers the pages that the log of dirty pages names, as QEMU does.
+
+mod common;
+
+use common::guest::{self, *};
+use common::{memory, serve};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use vhost::{VhostBackend, VhostUserDirtyLogRegion};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+
+const DONE: u8 = 0;
+const PAGE: u64 = 4096;
+/// Bytes of a bitmap for the memory of the guest.
+const LOG: u64 = (BASE + SIZE).div_ceil(64 * PAGE) * 8;
+
+/// The bitmap of a front end.
+struct Log {
+    file: File,
+    memory: MmapRegion,
+}
+
+impl Log {
+    fn new(bytes: u64) -> Self {
+        let file = guest::memory_file(bytes);
+        let mapped = FileOffset::new(file.try_clone().expect("a file"), 0);
+        Self { file, memory: MmapRegion::from_file(mapped, bytes as usize).expect("mapped") }
+    }
+
+    fn hand_over(&self, link: &Link) -> vhost::Result<()> {
+        let region = VhostUserDirtyLogRegion {
+            mmap_size: self.memory.size() as u64,
+            mmap_offset: 0,
+            mmap_handle: self.file.as_raw_fd(),
+        };
+        link.front_end.set_log_base(0, Some(region))
+    }
+
+    /// Hands the bitmap over and turns the log on, in the order of QEMU.
+    fn begin(&self, link: &mut Link, ram: &Ram, rings: &[Ring]) {
+        self.hand_over(link).expect("a log");
+        link.front_end.set_features(TYPICAL | LOG_ALL).expect("turned on");
+        for ring in rings {
+            link.set_addresses(ram, ring, true).expect("the same addresses");
+        }
+    }
+
+    /// Takes and clears the bits: the addresses of dirty pages.
+    fn take(&self) -> BTreeSet<u64> {
+        let bitmap = self.memory.as_volatile_slice();
+        let mut pages = BTreeSet::new();
+        for word in 0..self.memory.size() / 8 {
+            let taken = bitmap.get_atomic_ref::<std::sync::atomic::AtomicU64>(word * 8).expect("inside");
+            let bits = taken.swap(0, Ordering::AcqRel);
+            pages.extend(
+                (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| (word as u64 * 64 + bit) * PAGE),
+            );
+        }
+        pages
+    }
+}
+
+fn copy_page(from: &Ram, to: &Ram, page: u64) {
+    let mut bytes = [0; PAGE as usize];
+    from.file.read_exact_at(&mut bytes, page - BASE).expect("read");
+    to.file.write_all_at(&bytes, page - BASE).expect("written");
+}
+
+#[test]
+fn what_is_stored_in_the_guests_memory_is_logged_while_the_log_is_on() {
+    let served = serve(memory(16 << 20));
+    let (mut link, ram, mut rings) = start_guest(&served.path, TYPICAL, 1);
+    let log = Log::new(LOG);
+    assert_eq!(rings[0].execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    log.begin(&mut link, &ram, &rings);
+    // A ring that begins turns notifications off in its used ring.
+    let used = rings[0].used_ring();
+    assert!(log.take().is_subset(&BTreeSet::from([used])));
+
+    // Data over the borders of pages; the status behind it in a page of its own.
+    let status = DATA + (1 << 20);
+    ram.put(rings[0].head(0), &[0; 16]);
+    rings[0].write_descriptors(
+        &ram,
+        0,
+        &[(rings[0].head(0), 16, 0), (DATA + 2048, 8192, WRITE), (status, 1, WRITE)],
+    );
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    rings[0].wait(&ram);
+    let wanted = [used, DATA, DATA + 4096, DATA + 8192, status];
+    // The answer is seen before the bit of its page is set.
+    link.front_end.set_vring_enable_again(&rings[0]);
+    assert_eq!(log.take(), BTreeSet::from(wanted));
+
+    // A write stores a status and an answer.
+    assert_eq!(rings[0].execute(&ram, OUT, 8, &[(DATA, 4096, 0)]), DONE);
+    link.front_end.set_vring_enable_again(&rings[0]);
+    assert_eq!(log.take(), BTreeSet::from([used, rings[0].head(0) / PAGE * PAGE]));
+
+    link.front_end.set_features(TYPICAL).expect("turned off");
+    link.set_addresses(&ram, &rings[0], false).expect("the same addresses");
+    log.take();
+    assert_eq!(rings[0].execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    link.front_end.set_vring_enable_again(&rings[0]);
+    assert!(log.take().is_empty(), "the log is off");
+}
+
+/// Pauses a ring and continues it: afterwards everything that its thread did has happened.
+trait Again {
+    fn set_vring_enable_again(&mut self, ring: &Ring);
+}
+
+impl Again for vhost::vhost_user::Frontend {
+    fn set_vring_enable_again(&mut self, ring: &Ring) {
+        use vhost::vhost_user::VhostUserFrontend;
+        self.set_vring_enable(ring.index, true).expect("enabled");
+    }
+}
+
+/// Numbers that look random.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
+/// Two rings read into pages next to each other, all the time; the other server has the same device.
+#[test]
+fn a_guest_whose_dirty_pages_are_transferred_while_it_reads_has_the_same_memory_on_the_other_side() {
+    let device = memory(16 << 20);
+    let (from, to) = (serve(Arc::clone(&device)), serve(device));
+    let (mut link, ram, mut rings) = start_guest(&from.path, TYPICAL, 2);
+    let pages = (SIZE - (DATA - BASE)) / PAGE;
+    let mut numbers = Numbers(7);
+    for sector in (0..16 << 11).step_by(8) {
+        ram.put(DATA, &[numbers.next(256) as u8; 4096]);
+        assert_eq!(rings[0].execute(&ram, OUT, sector, &[(DATA, 4096, 0)]), DONE);
+    }
+
+    let log = Log::new(LOG);
+    log.begin(&mut link, &ram, &rings);
+    let other = Ram::new();
+    (0..SIZE / PAGE).for_each(|page| copy_page(&ram, &other, BASE + page * PAGE));
+    let mut transferred = 0;
+    for _ in 0..200 {
+        // Reads are in flight while the bits are taken.
+        for each in 0..16 {
+            let page = DATA + numbers.next(pages) / 2 * 2 * PAGE;
+            for (ring, page) in rings.iter_mut().zip([page, page + PAGE]) {
+                let sector = numbers.next(16 << 8) * 8;
+                ring.write_request(&ram, each * 3, IN, sector, &[(page, 4096, WRITE)]);
+                ring.offer(&ram, each * 3);
+                ring.kick();
+            }
+        }
+        let dirty = log.take();
+        transferred += dirty.len();
+        dirty.into_iter().for_each(|page| copy_page(&ram, &other, page));
+        for ring in &mut rings {
+            for _ in 0..16 {
+                let (head, _) = ring.wait(&ram);
+                assert_eq!(ring.status(&ram, head), DONE);
+            }
+        }
+    }
+    assert!(transferred > 0, "no page was dirty while requests were in flight");
+
+    // The guest stops. What it wrote itself is transferred without the log: all before the data but the used rings.
+    let bases = [0, 1].map(|ring| link.front_end.get_vring_base(ring).expect("stopped"));
+    drop(link);
+    let of_device: BTreeSet<u64> = rings.iter().map(Ring::used_ring).collect();
+    let own = (BASE..DATA).step_by(PAGE as usize).filter(|page| !of_device.contains(page));
+    own.chain(log.take()).for_each(|page| copy_page(&ram, &other, page));
+    let (mut here, mut there) = (vec![0; SIZE as usize], vec![0; SIZE as usize]);
+    ram.file.read_exact_at(&mut here, 0).expect("read");
+    other.file.read_exact_at(&mut there, 0).expect("read");
+    let differ = here.chunks(4096).zip(there.chunks(4096)).position(|(here, there)| here != there);
+    assert_eq!(differ, None, "a page that was not transferred");
+
+    // It goes on with the other server.
+    let mut link = Link::open(&to.path, TYPICAL);
+    link.share_memory(&other);
+    for (ring, base) in rings.iter_mut().zip(bases) {
+        link.start(&other, ring, base as u16);
+        assert_eq!(ring.execute(&other, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    }
+}
+
+/// As when a server is killed while its guest migrates: what it stored last may have no bit.
+#[test]
+fn a_front_end_that_connects_while_the_log_is_on_finds_all_pages_in_it() {
+    let served = serve(memory(1 << 20));
+    let (mut link, ram) = (Link::open(&served.path, TYPICAL | LOG_ALL), Ram::new());
+    link.share_memory(&ram);
+    let mut ring = Ring::new(0, 256);
+    link.start(&ram, &ring, 0);
+    assert_eq!(ring.execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    let log = Log::new(LOG);
+    log.hand_over(&link).expect("a log");
+    assert_eq!(log.take().len() as u64, SIZE / PAGE);
+    assert_eq!(ring.execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    link.front_end.set_vring_enable_again(&ring);
+    assert_eq!(log.take(), BTreeSet::from([ring.used_ring(), ring.head(0) / PAGE * PAGE, DATA]));
+
+    // Another bitmap of the same front end begins empty, and memory that is added has to be covered.
+    let larger = Log::new(LOG + 8);
+    larger.hand_over(&link).expect("a larger one");
+    assert!(larger.take().is_subset(&BTreeSet::from([ring.used_ring()])));
+    let (_more, plugged) = guest::more_memory();
+    use vhost::vhost_user::VhostUserFrontend;
+    link.front_end.add_mem_region(&plugged).expect_err("memory far above the bitmap");
+    assert!(served.reports("ended: a vhost-user").contains("the log of dirty pages ends at"));
+}
+
+#[test]
+fn a_log_that_is_too_small_ends_the_connection() {
+    let served = serve(memory(1 << 20));
+    let (mut link, ram, rings) = start_guest(&served.path, TYPICAL, 1);
+    let log = Log::new(LOG / 8 * 8 - 64);
+    log.hand_over(&link).expect("the log is off");
+    link.set_addresses(&ram, &rings[0], true).expect("the same addresses");
+    link.front_end.set_features(TYPICAL | LOG_ALL).expect_err("it does not cover the memory");
+    assert!(served.reports("ended: a vhost-user").contains("the log of dirty pages ends at"));
+}
+
+#[test]
+fn a_ring_whose_log_is_truncated_stops() {
+    let served = serve(memory(1 << 20));
+    let (mut link, ram, mut rings) = start_guest(&served.path, TYPICAL, 1);
+    let log = Log::new(LOG.next_multiple_of(PAGE));
+    log.begin(&mut link, &ram, &rings);
+    assert_eq!(rings[0].execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    log.file.set_len(0).expect("truncated");
+    rings[0].write_request(&ram, 0, IN, 0, &[(DATA, 4096, WRITE)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    assert!(served.reports("ring 0").contains("the log of dirty pages was removed"));
+}
