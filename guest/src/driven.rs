@@ -125,6 +125,16 @@ impl Driven {
         }
     }
 
+    /// Continues with a guest that has migrated from `source`, which ends. No order was being executed.
+    pub fn continue_from(&mut self, mut source: Self) {
+        source.kill();
+        let _ = source.last_words();
+        (self.sent, self.noted) = (source.sent, source.noted.max(self.noted));
+        let mut log = std::mem::take(&mut source.log);
+        log.append(&mut self.log);
+        log.into_iter().for_each(|line| self.log(line));
+    }
+
     /// The last number that it has noted.
     pub const fn noted(&self) -> u64 {
         self.noted

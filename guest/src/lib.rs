@@ -17,6 +17,7 @@ mod image;
 mod jobs;
 mod machine;
 mod modules;
+mod monitor;
 mod peers;
 mod plan;
 mod programs;

@@ -132,7 +132,19 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
     }
     nvme(plan, paths, &mut line);
     devices(plan, &mut line);
+    if let Some(socket) = &plan.monitor {
+        line.word("-chardev").value("socket,path=", socket, ",id=monitor,server=on,wait=off");
+        line.words("-mon chardev=monitor,mode=control");
+    }
+    if let Some(socket) = &plan.incoming {
+        line.word("-incoming").word(uri(socket));
+    }
     line.arguments
+}
+
+/// A socket as migrations name it.
+pub fn uri(socket: &Path) -> String {
+    format!("unix:{}", socket.display())
 }
 
 /// Creates the files that the guest's devices need.

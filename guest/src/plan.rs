@@ -120,6 +120,10 @@ pub struct Plan {
     pub append: Vec<String>,
     /// Whether QEMU's standard input goes to the guest's port `orders`, for a guest that a [`crate::driven::Driven`] drives.
     pub takes_orders: bool,
+    /// The socket at which QEMU takes the orders of a [`crate::monitor::Monitor`].
+    pub monitor: Option<PathBuf>,
+    /// The socket at which QEMU waits for a guest that migrates to it, instead of booting one.
+    pub incoming: Option<PathBuf>,
     /// Limit of the whole run.
     pub timeout: Duration,
     /// The command; empty for a shell.
@@ -145,6 +149,8 @@ impl Default for Plan {
             out: None,
             append: Vec::new(),
             takes_orders: false,
+            monitor: None,
+            incoming: None,
             timeout: Duration::from_secs(300),
             command: Vec::new(),
         }

@@ -3,18 +3,12 @@
 //! Invariants: the daemon is killed as by a crash, while the machine writes; the machine itself checks
 //! whether its disk ever failed, lost or changed anything.
 
+use super::daemon::Daemon;
 use super::memory::shipped;
 use super::{Ended, Given, Host, LIMIT, Ran};
-use crate::guest::cbdctrl;
 use crate::plan::{MIB, Plan};
-use crate::shell;
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// Maximum time until a daemon answers.
-const TIMEOUT: Duration = Duration::from_secs(30);
+use std::path::Path;
 
 /// The size of the disk; the cache holds a part of it, so that writeback and reclaim have work.
 const DISK: u64 = 256 * MIB;
@@ -36,6 +30,8 @@ const WAITS: &str = "waits:";
 /// Before that, the test checks that
 /// discarded data reads as zeroes.
 pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
+    let file = given.folder.join("disk");
+    sized(&file, DISK)?;
     let mut daemon = Daemon::new(&given.folder)?;
     daemon.start()?;
     daemon.control(&["tp-reg", "--path", "region", "--size", "128M", "--host", "host", "--format"])?;
@@ -55,7 +51,8 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
         if line == "kill" && failed.is_ok() {
             failed = daemon.kill();
         } else if line == "grow" && failed.is_ok() {
-            failed = daemon.grow();
+            // Makes the disk larger and lets the daemon use it, which tells the machine.
+            failed = sized(&file, GROWN).and_then(|()| daemon.control(&["backend-grow", "-b", "0"]));
         } else if let Some(writes) = writes_that_wait(line) {
             waiting.push(writes);
             failed = daemon.start();
@@ -74,7 +71,16 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
     }
     let met = met_writes(&waiting).map_err(|text| ran.complaint(&text))?;
     println!("    {met} of {KILLS} kills met writes in flight: {waiting:?}");
-    daemon.end()
+    // Writes everything back.
+    daemon.control(&["backend-stop", "-b", "0", "-F"])?;
+    daemon.kill()
+}
+
+/// Makes a file, or makes it larger.
+fn sized(path: &Path, size: u64) -> Result<(), String> {
+    let file = File::options().write(true).create(true).truncate(false).open(path);
+    file.and_then(|file| file.set_len(size))
+        .map_err(|error| format!("cannot make {} of {size} bytes: {error}", path.display()))
 }
 
 /// What the machine does.
@@ -142,102 +148,6 @@ fn met_writes(waiting: &[usize]) -> Result<usize, String> {
         (KILLS, 0) => Err("no kill met a write in flight".to_owned()),
         (KILLS, met) => Ok(met),
         (kills, _) => Err(format!("of {kills} kills, not {KILLS}, it is known what they met")),
-    }
-}
-
-/// A daemon on this machine, with files of its own.
-struct Daemon {
-    program: PathBuf,
-    folder: PathBuf,
-    child: Option<Child>,
-}
-
-impl Daemon {
-    fn new(folder: &Path) -> Result<Self, String> {
-        let cannot = |what: &str, error| format!("cannot make {what} in {}: {error}", folder.display());
-        File::create(folder.join("disk"))
-            .and_then(|file| file.set_len(DISK))
-            .map_err(|error| cannot("a disk", error))?;
-        std::fs::create_dir(folder.join("dev")).map_err(|error| cannot("a folder", error))?;
-        Ok(Self { program: cbdctrl()?, folder: folder.to_owned(), child: None })
-    }
-
-    fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.current_dir(&self.folder).stdin(Stdio::null());
-        command.env("CBD_SOCKET", self.folder.join("run/control.sock"));
-        command
-    }
-
-    /// Starts it and waits until it answers.
-    fn start(&mut self) -> Result<(), String> {
-        let place = |name: &str| self.folder.join(name);
-        let log = File::options().create(true).append(true).open(place("log"));
-        let log = log.map_err(|error| format!("cannot open the daemon's log: {error}"))?;
-        // An empty configuration, not that of this machine.
-        std::fs::write(place("cbd.toml"), "")
-            .map_err(|error| format!("cannot make a configuration: {error}"))?;
-        let mut command = self.command();
-        command.arg("daemon").arg("--config").arg(place("cbd.toml"));
-        command.arg("--state-dir").arg(place("state"));
-        command.arg("--run-dir").arg(place("run")).arg("--dev-dir").arg(place("dev"));
-        command.stdout(Stdio::null()).stderr(log);
-        let child = command.spawn().map_err(|error| format!("the daemon cannot be started: {error}"))?;
-        self.child = Some(child);
-        let end = Instant::now() + TIMEOUT;
-        while self.control(&["tp-list"]).is_err() {
-            if Instant::now() > end {
-                return Err(format!("the daemon does not answer:\n{}", self.log()));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
-    }
-
-    /// Makes the disk larger and lets the daemon use it, which tells the machine.
-    fn grow(&self) -> Result<(), String> {
-        let path = self.folder.join("disk");
-        let grown = File::options().write(true).open(&path).and_then(|file| file.set_len(GROWN));
-        grown.map_err(|error| format!("cannot grow {}: {error}", path.display()))?;
-        self.control(&["backend-grow", "-b", "0"])
-    }
-
-    /// Kills it, as a crash would.
-    fn kill(&mut self) -> Result<(), String> {
-        let Some(mut child) = self.child.take() else { return Err("no daemon runs".to_owned()) };
-        child
-            .kill()
-            .and_then(|()| child.wait())
-            .map_err(|error| format!("the daemon cannot be killed: {error}"))?;
-        Ok(())
-    }
-
-    /// Stops the backend, which writes everything back, and kills the daemon.
-    fn end(&mut self) -> Result<(), String> {
-        self.control(&["backend-stop", "-b", "0", "-F"])?;
-        self.kill()
-    }
-
-    fn control(&self, arguments: &[&str]) -> Result<(), String> {
-        let mut said = String::new();
-        let end =
-            shell::run(self.command().args(arguments), TIMEOUT, |_, line| said = format!("{said}{line}\n"));
-        if end.is_success() {
-            Ok(())
-        } else {
-            Err(format!("cbdctrl {}: {end}\n{said}{}", arguments.join(" "), self.log()))
-        }
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Whether a daemon was running does not matter here.
-        let _ = self.kill();
     }
 }
 

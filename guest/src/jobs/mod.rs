@@ -4,12 +4,14 @@
 //! output of the guest is shown for a job that fails.
 
 mod cuts;
+mod daemon;
 mod debian;
 mod dm_pcache;
 mod file_systems;
 mod harness;
 mod machines;
 mod memory;
+mod migration;
 mod one_disk;
 mod sealed;
 mod shared;
@@ -68,6 +70,7 @@ const JOBS: &[(&str, Job)] = &[
     ("xfs_on_ublk_outlives_power_cuts", file_systems::xfs_after_cuts),
     ("what_lies_in_an_nvdimm_outlives_a_power_cut", cuts::synchronised),
     ("a_virtual_machines_disk_outlives_its_daemon", machines::disk),
+    ("a_virtual_machine_migrates_between_two_hosts_while_it_writes", migration::between_hosts),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
     ("writes_to_a_device_that_is_memory_outlive_power_cuts", cuts::acknowledged_on_devdax),
     ("pages_of_a_region_that_the_kernel_removes_do_not_end_the_daemon", memory::failed_pages),

@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The packages whose tests run: those that the mutants change, and those that test them.
-const PACKAGES: [&str; 12] = [
+const PACKAGES: [&str; 13] = [
     "cbd-types",
     "cbd-format",
     "cbd-pmem",
@@ -30,6 +30,7 @@ const PACKAGES: [&str; 12] = [
     "cbd-runtime",
     "cbd-channel",
     "cbd-remote",
+    "cbd-vhost",
     "cbd-sim",
     "cbd-inspect",
     "cbd-models",
