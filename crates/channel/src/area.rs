@@ -62,9 +62,9 @@ pub fn clear_torn<M: Pmem>(region: &Region<M>, at: u64, is_whole: impl Fn(&[u8; 
     }
 }
 
-/// Stores data and makes it visible, before what is published after it.
-pub fn publish_data<M: Pmem>(region: &Region<M>, at: u64, data: &[u8]) {
-    region.share(MutationPoint::ChannelDataPublish, at, data);
+/// Stores data and makes it visible, before what is published after it. Returns its checksum.
+pub fn publish_data<M: Pmem>(region: &Region<M>, at: u64, data: &[u8]) -> u32 {
+    region.share_summed(MutationPoint::ChannelDataPublish, at, data)
 }
 
 /// Copies the other side's data.

@@ -7,7 +7,7 @@ use crate::area::{
 use crate::wire::{STATUS_AGAIN, changes, geometry_of, has_data, kind_of, number_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{CLIENT_MAGIC, FLAG_FUA, FLAG_METADATA, SERVER_READY};
-use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission, crc32c};
+use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission};
 use cbd_types::{
     ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
     Request, Result,
@@ -293,8 +293,8 @@ impl<M: Pmem> Client<M> {
         let mut data_crc = 0;
         if part.operation == Operation::Write {
             let data = piece_of(&whole.request, part.range).unwrap_or_default();
-            data_crc = crc32c(data);
-            publish_data(&self.region, self.areas.client + self.shape.data(place as u32), data);
+            let at = self.areas.client + self.shape.data(place as u32);
+            data_crc = publish_data(&self.region, at, data);
         }
         let fua = if whole.request.fua { FLAG_FUA } else { 0 };
         let metadata = if whole.request.class == Class::Metadata { FLAG_METADATA } else { 0 };

@@ -9,7 +9,7 @@ use crate::resume::{self, BLANK, Former, Left, Line};
 use crate::wire::{STATUS_AGAIN, changes, has_data, header_of, operation_of, status_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY, boot_number};
-use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission, crc32c};
+use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission};
 use cbd_types::{
     ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
     Request, Result, SpareBuffers,
@@ -329,9 +329,8 @@ impl<M: Pmem> Server<M> {
         session.in_flight -= 1;
         let mut data_crc = 0;
         if operation == Operation::Read && completion.result.is_ok() {
-            data_crc = crc32c(&completion.buffer);
             let at = self.areas.server + session.shape.data(place as u32);
-            publish_data(&self.region, at, &completion.buffer);
+            data_crc = publish_data(&self.region, at, &completion.buffer);
         }
         let status = completion.result.as_ref().map_or_else(|error| status_of(error.kind()), |()| 0);
         self.spare.give(completion.buffer);

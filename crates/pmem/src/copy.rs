@@ -9,7 +9,7 @@
 use crate::keys::KEYS;
 use crate::memory::Memory;
 use crate::methods::{Available, Methods, Sum, class_of};
-use crate::routines::{BackLines, Failure};
+use crate::routines::{BackLines, CopyBytes, Failure};
 use cbd_types::CHECKSUM_BLOCK;
 
 const LINE: usize = 64;
@@ -109,13 +109,28 @@ unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<()
     Ok(())
 }
 
-/// Stores `from` at `at` through the caches, and writes nothing back: no fence makes it durable.
+/// Stores `from` at `at` through the caches, and writes nothing back: no fence makes it durable. The routine that copies out of
+/// the region also copies into it: it needs no start-up for a single line, which most of what is shared is.
 #[inline]
 pub(crate) fn share(memory: &Memory, methods: &Methods, at: u64, from: &[u8]) -> Result<(), Fault> {
     let to = memory.pointer(at, from.len()).ok_or(Fault::Outside)?;
     // SAFETY: `to` has room for as many bytes as `from`; a region overlaps no Rust slice.
-    unsafe { (methods.bytes)(to, from.as_ptr(), from.len()).result()? };
+    unsafe { (methods.load)(to, from.as_ptr(), from.len()).result()? };
     Ok(())
+}
+
+/// As [`share`], and returns the checksum of the stored bytes.
+#[inline]
+pub(crate) fn share_summed(memory: &Memory, methods: &Methods, at: u64, from: &[u8]) -> Result<u32, Fault> {
+    let to = memory.pointer(at, from.len()).ok_or(Fault::Outside)?;
+    // SAFETY: `to` has room for as many bytes as `from`; a region overlaps no Rust slice.
+    unsafe {
+        match &methods.load_sum {
+            // The method stores at any alignment, through the caches.
+            Some(way) => Ok(sum(way, to, from.as_ptr(), from.len(), from.len() / STEP * STEP)?),
+            None => Ok(copy_over_copy(methods, methods.bytes, from.as_ptr(), to, from.len())?),
+        }
+    }
 }
 
 /// Writes the lines of a range back.
@@ -253,29 +268,37 @@ pub(crate) fn load_summed(
     let from = memory.pointer(at, into.len()).ok_or(Fault::Outside)?;
     let Some(way) = &methods.load_sum else {
         // SAFETY: as many bytes are mapped at `from` as `into` has.
-        return Ok(unsafe { load_over_copy(methods, from, into)? });
+        return Ok(unsafe { copy_over_copy(methods, methods.load, from, into.as_mut_ptr(), into.len())? });
     };
     // SAFETY: as many bytes are mapped at `from` as `into` has; the method stores at any alignment.
     Ok(unsafe { sum(way, into.as_mut_ptr(), from, into.len(), into.len() / STEP * STEP)? })
 }
 
 /// For processors that cannot copy and compute a checksum in one pass: the checksum is that of a private copy, which no other
-/// thread can change. The client may change `into` at any time.
+/// thread can change. Clients may change what is at `from` and `to` at any time.
 ///
 /// # Safety
-/// As many bytes are readable at `from` as `into` has.
-unsafe fn load_over_copy(methods: &Methods, mut from: *const u8, into: &mut [u8]) -> Result<u32, Failure> {
+/// `length` bytes are readable at `from`, which `load` can copy from, and writable at `to`.
+unsafe fn copy_over_copy(
+    methods: &Methods,
+    load: CopyBytes,
+    mut from: *const u8,
+    mut to: *mut u8,
+    length: usize,
+) -> Result<u32, Failure> {
     let mut copy = [0_u8; BLOCK];
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
-    for piece in into.chunks_mut(BLOCK) {
-        let copy = &mut copy[..piece.len()];
-        // SAFETY: the copy has the piece's length, and as many bytes are readable, by the caller.
+    let mut left = length;
+    while left > 0 {
+        let copy = &mut copy[..left.min(BLOCK)];
+        // SAFETY: the copy has the piece's length, and as many bytes are readable and writable, by the caller.
         unsafe {
-            (methods.load)(copy.as_mut_ptr(), from, copy.len()).result()?;
-            from = from.add(copy.len());
+            load(copy.as_mut_ptr(), from, copy.len()).result()?;
+            digest.update(copy);
+            (methods.bytes)(to, copy.as_ptr(), copy.len()).result()?;
+            (from, to) = (from.add(copy.len()), to.add(copy.len()));
         }
-        digest.update(copy);
-        piece.copy_from_slice(copy);
+        left -= copy.len();
     }
     Ok(digest.finalize() as u32)
 }
@@ -324,6 +347,18 @@ mod tests {
             CLIENT.set(std::ptr::null_mut());
             assert_eq!(sum, crc32c(&source[..length]), "{length} bytes: the sum is of what the region holds");
         }
+        // The same where bytes of a client are stored for another host.
+        let methods = Methods { bytes: load_beside_a_client, ..methods };
+        for length in [1, 512, 4096, 9000] {
+            let mut from = source[..length].to_vec();
+            CLIENT.set(from.as_mut_ptr());
+            let sum = share_summed(&memory, &methods, 0, &from).expect("memory does not fail");
+            CLIENT.set(std::ptr::null_mut());
+            let mut stored = vec![0; length];
+            load(&memory, &Methods { load: Available::detect().load, ..methods }, 0, &mut stored)
+                .expect("memory does not fail");
+            assert_eq!(sum, crc32c(&stored), "{length} bytes: the sum is of what the region holds");
+        }
     }
 
     /// The integration tests run the routines that this processor selects; this test runs those that older
@@ -357,6 +392,20 @@ mod tests {
                     let sum = load_summed(&memory, &methods, at, &mut into).expect("memory does not fail");
                     assert_eq!((sum, &into[..]), (crc32c(from), from), "{length} bytes at {at}: {methods:?}");
                     evict(&memory, &available, at, length).expect("memory does not fail");
+
+                    for (shift, summed) in [(2000, false), (3000, true)] {
+                        let from = &source[shift..shift + length.min(60_000)];
+                        if summed {
+                            let sum =
+                                share_summed(&memory, &methods, at, from).expect("memory does not fail");
+                            assert_eq!(sum, crc32c(from), "{length} bytes at {at}: {methods:?}");
+                        } else {
+                            share(&memory, &methods, at, from).expect("memory does not fail");
+                        }
+                        let into = &mut into[..from.len()];
+                        load(&memory, &methods, at, into).expect("memory does not fail");
+                        assert_eq!(into, from, "{length} bytes at {at}: {methods:?}");
+                    }
                 }
             }
         }

@@ -484,6 +484,23 @@ impl Pmem for Mapping {
         self.check(copy::share(&self.memory, &self.methods, at, from), at, from.len() as u64);
     }
 
+    fn share_summed(&self, at: u64, from: &[u8]) -> u32 {
+        let length = from.len() as u64;
+        if self.coherence() == Coherence::Software {
+            let mut sum = [0];
+            self.store_summed(at, from, from.len(), &mut sum);
+            self.publish(at, length);
+            return sum[0];
+        }
+        // As in `share`.
+        std::sync::atomic::fence(Ordering::Release);
+        let shared = copy::share_summed(&self.memory, &self.methods, at, from);
+        // What was not stored is not what the checksum is of: whoever loads it finds a difference.
+        let sum = *shared.as_ref().unwrap_or(&0);
+        self.check(shared.map(drop), at, length);
+        sum
+    }
+
     fn observe(&self, at: u64, length: u64) {
         if self.coherence() == Coherence::Hardware {
             // What is loaded from here on was shared no earlier than what this thread has loaded before.

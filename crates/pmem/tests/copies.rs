@@ -84,11 +84,15 @@ fn what_is_shared_has_every_byte_and_no_other() {
     for mapping in mappings().iter() {
         for at in [0_usize, 1, 64, 130] {
             for length in [0_usize, 1, 63, 64, 65, 300, 700] {
-                mapping.store(0, &surroundings);
-                mapping.share(at as u64, &source[..length]);
                 let mut expected = surroundings.clone();
                 expected[at..at + length].copy_from_slice(&source[..length]);
+                mapping.store(0, &surroundings);
+                mapping.share(at as u64, &source[..length]);
                 assert_eq!(loaded(mapping, 0, 1024), expected, "{length} at {at}");
+                mapping.store(0, &surroundings);
+                let sum = mapping.share_summed(at as u64, &source[..length]);
+                assert_eq!(loaded(mapping, 0, 1024), expected, "{length} at {at}, summed");
+                assert_eq!(mapping.load_summed(at as u64, &mut vec![0; length]), Ok(sum), "{length} at {at}");
             }
         }
         assert_eq!(mapping.failed(), None);
@@ -112,7 +116,7 @@ fn a_thread_that_sees_what_was_shared_sees_what_was_shared_before() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 1..=ROUNDS {
-                mapping.share(DATA, &[round as u8; 1000]);
+                mapping.share_summed(DATA, &[round as u8; 1000]);
                 mapping.share(0, &round.to_le_bytes());
                 wait_for(64, round);
             }

@@ -88,6 +88,10 @@ fn a_line_and_a_write_back_that_fail_are_remembered() {
         assert_eq!(mapping.failed(), Some(LEFT));
     }
     for Cut { mapping, .. } in cut_short() {
+        mapping.share_summed(LEFT, &[7; 100]);
+        assert_eq!(mapping.failed(), Some(LEFT));
+    }
+    for Cut { mapping, .. } in cut_short() {
         mapping.write_back(LEFT, 64);
         // A line that is in no cache may need no write-back.
         assert!(matches!(mapping.failed(), None | Some(LEFT)));

@@ -14,7 +14,7 @@ pub const WAIT_MAX: Duration = Duration::from_millis(1);
 /// Longest waits of a side at which nothing has arrived for some time: the first request is as late as that. Each look costs up to a
 /// tenth of a millisecond on virtual machines, and all of them together less than a hundredth of a processor in the end.
 const WAITS_WHEN_QUIET: [(Duration, Duration); 2] =
-    [(IDLE, Duration::from_millis(10)), (Duration::from_millis(100), Duration::from_millis(4))];
+    [(IDLE, Duration::from_millis(15)), (Duration::from_millis(100), Duration::from_millis(4))];
 
 /// Time without requests after which a side looks least often.
 pub const IDLE: Duration = Duration::from_secs(2);
@@ -126,7 +126,7 @@ mod tests {
     fn waits_are_longer_the_longer_nothing_has_arrived() {
         let waits =
             [0, 99, 100, 1999, 2000, 100_000].map(|ms| wait_max(Duration::from_millis(ms)).as_millis());
-        assert_eq!(waits, [1, 1, 4, 4, 10, 10]);
+        assert_eq!(waits, [1, 1, 4, 4, 15, 15]);
     }
 
     #[test]

@@ -118,6 +118,14 @@ pub trait Pmem: Send + Sync {
         self.publish(at, from.len() as u64);
     }
 
+    /// As [`share`](Self::share), and returns the CRC32C of the bytes that were stored. Each source byte is read once.
+    fn share_summed(&self, at: u64, from: &[u8]) -> u32 {
+        let mut sum = [0];
+        self.store_summed(at, from, from.len(), &mut sum);
+        self.publish(at, from.len() as u64);
+        sum[0]
+    }
+
     /// The next loads of these bytes get what other hosts have published, not what this host's caches have of an earlier load.
     /// For bytes that this host does not write. Memory that is coherent between its hosts needs nothing for it.
     fn observe(&self, at: u64, length: u64) {
@@ -375,6 +383,16 @@ impl<P: Pmem> Region<P> {
         } else {
             self.memory.store(at, from);
         }
+    }
+
+    /// Stores bytes for other hosts with a checksum; see [`Pmem::share_summed`].
+    pub fn share_summed(&self, point: MutationPoint, at: u64, from: &[u8]) -> u32 {
+        if point.is_active() {
+            return self.memory.share_summed(at, from);
+        }
+        let mut sum = [0];
+        self.memory.store_summed(at, from, from.len(), &mut sum);
+        sum[0]
     }
 
     /// Lets the next loads get what other hosts have published; see [`Pmem::observe`].
