@@ -89,6 +89,11 @@ impl DirtyLog {
         self.pages.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Bytes of its bitmap.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.pages().map_or(0, |pages| pages.mapping.size() as u64)
+    }
+
     /// Turns the log on or off, for memory that ends at `end`; no ring runs.
     pub(crate) fn turn(&self, on: bool, end: u64) -> Result<()> {
         if on {

@@ -43,9 +43,9 @@ pub(crate) struct MemoryLimits {
 }
 
 impl MemoryLimits {
-    /// Refuses pieces that are too large in total, before any of them is mapped.
-    fn check(&self, pieces: impl Iterator<Item = Piece>) -> Result<()> {
-        let sum = pieces.fold(0, |sum: u64, piece| sum.saturating_add(piece.size));
+    /// Refuses pieces that are too large together, with a log of dirty pages of `log` bytes, before any of them is mapped.
+    fn check(&self, pieces: impl Iterator<Item = Piece>, log: u64) -> Result<()> {
+        let sum = pieces.fold(log, |sum: u64, piece| sum.saturating_add(piece.size));
         if sum <= self.each {
             return Ok(());
         }
@@ -112,7 +112,7 @@ impl GuestMap {
     ) -> Result<Self> {
         let losses = cbd_guard::losses();
         check_count(pieces.len())?;
-        limits.check(pieces.iter().map(|(piece, _)| *piece))?;
+        limits.check(pieces.iter().map(|(piece, _)| *piece), dirty.bytes())?;
         let mapped =
             pieces.into_iter().map(|(piece, file)| map(piece, file, limits, dirty)).collect::<Result<_>>()?;
         Self::of(mapped, dirty, losses)
@@ -121,7 +121,7 @@ impl GuestMap {
     /// The same map with one more piece.
     pub(crate) fn with(&self, piece: Piece, file: File, limits: &MemoryLimits) -> Result<Self> {
         check_count(self.mapped.len() + 1)?;
-        limits.check(self.mapped.iter().map(|mapped| mapped.piece).chain([piece]))?;
+        limits.check(self.mapped.iter().map(|mapped| mapped.piece).chain([piece]), self.dirty.bytes())?;
         let mut mapped = self.mapped.clone();
         mapped.push(map(piece, file, limits, &self.dirty)?);
         Self::of(mapped, &self.dirty, self.losses)
@@ -163,6 +163,11 @@ impl GuestMap {
     /// Guest physical addresses and bytes of its pieces.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, u64)> + Clone {
         self.mapped.iter().map(|mapped| (mapped.piece.guest, mapped.piece.size))
+    }
+
+    /// Refuses a log of dirty pages of this many bytes that is too large beside the memory, before it is mapped.
+    pub(crate) fn check_log(&self, bytes: u64, limits: &MemoryLimits) -> Result<()> {
+        limits.check(self.mapped.iter().map(|mapped| mapped.piece), bytes)
     }
 
     /// The address behind the last piece.

@@ -215,7 +215,9 @@ impl Session {
 
     /// Continues with another bitmap of dirty pages.
     pub(crate) fn set_dirty_log(&mut self, file: File, offset: u64, size: u64) -> Result<()> {
-        let pages = Pages::open(file, offset, size, &self.options.memory_limits())?;
+        let limits = self.options.memory_limits();
+        self.memory.check_log(size, &limits)?;
+        let pages = Pages::open(file, offset, size, &limits)?;
         self.pause_all()?;
         self.dirty.replace(pages, self.memory.pieces())?;
         self.start_all()

@@ -2,8 +2,9 @@
 
 mod common;
 
+use cbd_vhost::Options;
 use common::guest::{self, *};
-use common::{memory, serve};
+use common::{memory, serve, serve_with};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -229,6 +230,19 @@ fn a_log_that_is_too_small_ends_the_connection() {
     link.set_addresses(&ram, &rings[0], true).expect("the same addresses");
     link.front_end.set_features(TYPICAL | LOG_ALL).expect_err("it does not cover the memory");
     assert!(served.reports("ended: a vhost-user").contains("the log of dirty pages ends at"));
+}
+
+#[test]
+fn a_log_counts_as_memory_of_its_front_end() {
+    let options = Options { guest_memory_max: SIZE + 8192, ..Options::default() };
+    let served = serve_with(memory(1 << 20), options);
+    let (link, ram, mut rings) = start_guest(&served.path, TYPICAL, 1);
+    Log::new(4096).hand_over(&link).expect("there is room for it");
+    Log::new(8192).hand_over(&link).expect("another one in its place");
+    link.share_memory(&ram);
+    assert_eq!(rings[0].execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    Log::new(8193).hand_over(&link).expect_err("too large");
+    assert!(served.reports("ended: a vhost-user").contains("bytes of memory; one front end may hand over"));
 }
 
 #[test]
