@@ -5,9 +5,9 @@
 //! stored: data, statuses, rings.
 //!
 //! Invariants: a bit is set after the store that it stands for, with release ordering, so whoever clears it transfers what
-//! was stored; while the log is on, its bitmap has a bit for every page of the guest's memory; a front end that passes the
-//! first bitmap when the log is on already finds all pages in it, because the rings, or a server that was killed, may have
-//! stored something of which there is no record.
+//! was stored; a bitmap that is marked in has a bit for every page of the guest's memory. No bit is lost between two bitmaps:
+//! while the log is on, the next one gets the bits that are left in the former one, and all bits if there was none, because the
+//! rings, or a server that was killed, may have stored something of which there is no record.
 
 use crate::malformed;
 use crate::memory::{MemoryLimits, check_size};
@@ -18,7 +18,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
-use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 /// Bytes of a page, for every guest.
 const PAGE: u64 = 4096;
@@ -55,6 +55,20 @@ impl Pages {
         (self.mapping.size() as u64).saturating_mul(BITS * PAGE)
     }
 
+    /// Sets the bits in `to` that are set here; false if this bitmap was lost.
+    fn copy_to(&self, to: &Self) -> bool {
+        let (from, into) = (self.mapping.as_volatile_slice(), to.mapping.as_volatile_slice());
+        for at in 0..self.mapping.size().min(to.mapping.size()) {
+            let bits = from.load::<u8>(at, Ordering::Acquire).unwrap_or(u8::MAX);
+            if bits != 0
+                && let Ok(byte) = into.get_atomic_ref::<AtomicU8>(at)
+            {
+                byte.fetch_or(bits, Ordering::Release);
+            }
+        }
+        !self.guard.is_lost()
+    }
+
     /// Sets the bits of the pages of `length` bytes at `begin`.
     fn mark(&self, begin: u64, length: u64) {
         let last = length.checked_sub(1).and_then(|length| begin.checked_add(length));
@@ -79,8 +93,10 @@ impl Pages {
 /// The log of a front end's guest.
 #[derive(Debug, Default)]
 pub(crate) struct DirtyLog {
-    /// Whether stores are logged. Changes only while no ring runs.
+    /// Whether the front end has turned it on. Changes only while no ring runs, as the next two.
     is_on: AtomicBool,
+    /// Whether it is on and has a bitmap.
+    is_marking: AtomicBool,
     pages: RwLock<Option<Arc<Pages>>>,
 }
 
@@ -89,27 +105,41 @@ impl DirtyLog {
         self.pages.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn set_pages(&self, pages: Option<Pages>) {
+        *self.pages.write().unwrap_or_else(PoisonError::into_inner) = pages.map(Arc::new);
+        self.update();
+    }
+
+    fn update(&self) {
+        let is_marking = self.is_on.load(Ordering::Acquire) && self.pages().is_some();
+        self.is_marking.store(is_marking, Ordering::Release);
+    }
+
     /// Bytes of its bitmap.
     pub(crate) fn bytes(&self) -> u64 {
         self.pages().map_or(0, |pages| pages.mapping.size() as u64)
     }
 
-    /// Turns the log on or off, for memory that ends at `end`; no ring runs.
-    pub(crate) fn turn(&self, on: bool, end: u64) -> Result<()> {
-        if on {
-            self.check_covers(end)?;
-        }
+    /// Turns the log on or off, for memory that ends at `end`; no ring runs. A bitmap from before that is too small now is not used:
+    /// the front end passes another one.
+    pub(crate) fn turn(&self, on: bool, end: u64) {
         self.is_on.store(on, Ordering::Release);
-        Ok(())
+        if on && self.pages().is_some_and(|pages| end > pages.end()) {
+            self.set_pages(None);
+        }
+        self.update();
     }
 
-    /// Fails if the log is on and has no bits for memory that ends at `end`; no ring runs.
-    pub(crate) fn check_memory(&self, end: u64) -> Result<()> {
-        if self.is_on.load(Ordering::Acquire) { self.check_covers(end) } else { Ok(()) }
-    }
-
-    fn check_covers(&self, end: u64) -> Result<()> {
-        self.pages().map_or(Ok(()), |pages| covers(&pages, end))
+    /// Checks the bitmap of a log that is on against memory that ends at `end`. If no ring `is_set_up`, the front end passes another
+    /// bitmap with the rings, and one that is too small is not used any more; otherwise it must have passed one before.
+    pub(crate) fn check_memory(&self, end: u64, is_set_up: bool) -> Result<()> {
+        let Some(pages) = self.pages().filter(|_| self.is_on.load(Ordering::Acquire)) else { return Ok(()) };
+        let covered = covers(&pages, end);
+        if covered.is_err() && !is_set_up {
+            self.set_pages(None);
+            return Ok(());
+        }
+        covered
     }
 
     /// Continues with another bitmap, for memory that consists of `pieces` (address and bytes); no ring runs.
@@ -120,11 +150,11 @@ impl DirtyLog {
     ) -> Result<()> {
         if self.is_on.load(Ordering::Acquire) {
             covers(&pages, pieces.clone().map(|(begin, length)| begin + length).max().unwrap_or(0))?;
-            if self.pages().is_none() {
+            if !self.pages().is_some_and(|former| former.copy_to(&pages)) {
                 pieces.for_each(|(begin, length)| pages.mark(begin, length));
             }
         }
-        *self.pages.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(pages));
+        self.set_pages(Some(pages));
         Ok(())
     }
 
@@ -140,7 +170,7 @@ impl DirtyLog {
     }
 
     fn mark(&self, begin: u64, length: usize) {
-        if !self.is_on.load(Ordering::Acquire) {
+        if !self.is_marking.load(Ordering::Acquire) {
             return;
         }
         if let Some(pages) = &*self.pages.read().unwrap_or_else(PoisonError::into_inner) {
@@ -229,7 +259,6 @@ mod tests {
     use super::*;
     use crate::system;
     use cbd_export::budget::Budget;
-    use vm_memory::Bytes;
 
     fn limits() -> MemoryLimits {
         MemoryLimits { each: 1 << 30, all: Budget::new(1 << 20) }
@@ -273,35 +302,50 @@ mod tests {
         let part = marks.slice_at(4096).slice_at(4096);
         part.mark_dirty(0, 1);
         assert_eq!(bits(&log.pages().expect("there")), [0; 4]);
-        log.turn(true, end).expect("large enough");
+        log.turn(true, end);
         part.mark_dirty(0, 1);
         marks.mark_dirty(5 * 4096, 4096);
         assert_eq!(bits(&log.pages().expect("there")), [0, 0b10_0100, 0, 0]);
-        log.turn(false, end).expect("off");
+        log.turn(false, end);
         marks.mark_dirty(0, 1);
         assert_eq!(bits(&log.pages().expect("there")), [0, 0b10_0100, 0, 0]);
     }
 
     #[test]
-    fn the_first_bitmap_of_a_log_that_is_on_has_all_pages_and_the_next_one_has_none() {
+    fn the_first_bitmap_of_a_log_that_is_on_has_all_pages_and_the_next_one_those_that_are_left() {
         let log = DirtyLog::default();
         let pieces = [(PAGE, 2 * PAGE), (9 * PAGE, PAGE)];
-        log.turn(true, 10 * PAGE).expect("no bitmap yet");
+        log.turn(true, 10 * PAGE);
         log.replace(pages(2), pieces.into_iter()).expect("a bitmap");
         assert_eq!(bits(&log.pages().expect("there")), [0b110, 0b10]);
-        log.replace(pages(2), pieces.into_iter()).expect("another one");
+        let first = log.pages().expect("there");
+        first.mapping.as_volatile_slice().store(0_u8, 0, Ordering::Release).expect("cleared");
+        log.replace(pages(3), pieces.into_iter()).expect("another one");
+        assert_eq!(bits(&log.pages().expect("there")), [0, 0b10, 0]);
+        log.turn(false, 10 * PAGE);
+        log.replace(pages(2), pieces.into_iter()).expect("for a later migration");
         assert_eq!(bits(&log.pages().expect("there")), [0, 0]);
     }
 
     #[test]
-    fn a_bitmap_that_is_too_small_is_refused_while_the_log_is_on() {
+    fn a_bitmap_that_is_too_small_is_refused_or_not_used_while_the_log_is_on() {
         let log = DirtyLog::default();
         log.replace(pages(1), [(0, 9 * PAGE)].into_iter()).expect("the log is off");
-        assert!(log.turn(true, 9 * PAGE).expect_err("too small").line().contains("ends at 0x8000"));
-        log.check_memory(9 * PAGE).expect("the log is off");
-        log.turn(true, 8 * PAGE).expect("all pages have a bit");
-        assert!(log.check_memory(8 * PAGE + 1).is_err());
-        assert!(log.replace(pages(1), [(0, 9 * PAGE)].into_iter()).is_err());
+        log.check_memory(9 * PAGE, true).expect("the log is off");
+        log.turn(true, 8 * PAGE);
+        assert!(log.check_memory(8 * PAGE, true).is_ok() && log.is_marking.load(Ordering::Acquire));
+        assert!(log.check_memory(8 * PAGE + 1, true).is_err());
+        let refused = log.replace(pages(1), [(0, 9 * PAGE)].into_iter()).expect_err("too small");
+        assert!(refused.line().contains("ends at 0x8000"));
+        // Without rings the next one is the first.
+        log.check_memory(8 * PAGE + 1, false).expect("another one follows");
+        assert!(!log.is_marking.load(Ordering::Acquire));
+        log.replace(pages(2), [(0, 9 * PAGE)].into_iter()).expect("large enough");
+        assert_eq!(bits(&log.pages().expect("there")), [0xFF, 1]);
+        // One from before that is too small when the log is turned on again.
+        log.turn(false, 9 * PAGE);
+        log.turn(true, 17 * PAGE);
+        assert!(log.pages().is_none());
     }
 
     #[test]

@@ -153,12 +153,12 @@ impl Session {
             )));
         }
         let changes = self.features ^ features;
-        if changes & !LOG_ALL != 0 && self.slots.iter().any(|slot| !matches!(slot.state, State::NotStarted)) {
+        if changes & !LOG_ALL != 0 && self.has_rings() {
             return Err(malformed("the front end changes features while rings are running"));
         }
         if changes & LOG_ALL != 0 {
             self.pause_all()?;
-            self.dirty.turn(features & LOG_ALL != 0, self.memory.end())?;
+            self.dirty.turn(features & LOG_ALL != 0, self.memory.end());
         }
         self.features = features;
         // Without the bit that lets a front end enable rings, they are enabled from the start.
@@ -196,7 +196,7 @@ impl Session {
 
     /// Every ring continues with the new memory, or stops if it is not inside the new memory.
     fn change_memory(&mut self, memory: GuestMap) -> Result<()> {
-        self.dirty.check_memory(memory.end())?;
+        self.dirty.check_memory(memory.end(), self.has_rings())?;
         self.pause_all()?;
         self.memory = Arc::new(memory);
         self.threads.set_files(self.memory.files());
@@ -351,6 +351,11 @@ impl Session {
         self.pause(index)?;
         self.slots[index].enabled = enabled;
         self.start(index)
+    }
+
+    /// Whether a ring has started since it was set up.
+    fn has_rings(&self) -> bool {
+        self.slots.iter().any(|slot| !matches!(slot.state, State::NotStarted))
     }
 
     fn pause_all(&mut self) -> Result<()> {

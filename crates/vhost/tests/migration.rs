@@ -11,6 +11,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserInflight;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
@@ -118,7 +120,6 @@ trait Again {
 
 impl Again for vhost::vhost_user::Frontend {
     fn set_vring_enable_again(&mut self, ring: &Ring) {
-        use vhost::vhost_user::VhostUserFrontend;
         self.set_vring_enable(ring.index, true).expect("enabled");
     }
 }
@@ -211,25 +212,78 @@ fn a_front_end_that_connects_while_the_log_is_on_finds_all_pages_in_it() {
     link.front_end.set_vring_enable_again(&ring);
     assert_eq!(log.take(), BTreeSet::from([ring.used_ring(), ring.head(0) / PAGE * PAGE, DATA]));
 
-    // Another bitmap of the same front end begins empty, and memory that is added has to be covered.
+    // Another bitmap of the same front end has what is left in this one, and memory that is added has to be covered.
+    assert_eq!(ring.execute(&ram, IN, 0, &[(DATA + 4096, 4096, WRITE)]), DONE);
     let larger = Log::new(LOG + 8);
     larger.hand_over(&link).expect("a larger one");
-    assert!(larger.take().is_subset(&BTreeSet::from([ring.used_ring()])));
+    assert_eq!(larger.take(), BTreeSet::from([ring.used_ring(), DATA + 4096, ring.head(0) / PAGE * PAGE]));
     let (_more, plugged) = guest::more_memory();
-    use vhost::vhost_user::VhostUserFrontend;
     link.front_end.add_mem_region(&plugged).expect_err("memory far above the bitmap");
     assert!(served.reports("ended: a vhost-user").contains("the log of dirty pages ends at"));
+}
+
+/// The guest is reset while it migrates: the front end frees the bitmap with the rings, starts them again, and passes another one
+/// last, as QEMU before 7.2 does.
+#[test]
+fn what_a_ring_stores_before_its_front_end_has_passed_another_bitmap_is_in_that_one() {
+    let served = serve(memory(1 << 20));
+    let (mut link, ram, mut rings) = start_guest(&served.path, TYPICAL, 1);
+    let ring = &mut rings[0];
+    let former = Log::new(LOG);
+    former.begin(&mut link, &ram, std::slice::from_ref(ring));
+    assert_eq!(ring.execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    let base = link.front_end.get_vring_base(0).expect("stopped");
+    former.take();
+    link.front_end.set_features(TYPICAL | LOG_ALL).expect("as before");
+    link.share_memory(&ram);
+    link.start(&ram, ring, base as u16);
+    assert_eq!(ring.execute(&ram, IN, 0, &[(DATA + 8192, 4096, WRITE)]), DONE);
+    let next = Log::new(LOG);
+    next.hand_over(&link).expect("another one");
+    let wanted = BTreeSet::from([ring.used_ring(), DATA + 8192, ring.head(0) / PAGE * PAGE]);
+    assert!(next.take().is_superset(&wanted));
+
+    // The same with memory that the former bitmap does not cover.
+    let base = link.front_end.get_vring_base(0).expect("stopped");
+    link.front_end.set_features(TYPICAL | LOG_ALL).expect("as before");
+    let (_more, plugged) = guest::more_memory();
+    link.front_end.set_mem_table(&[ram.region(), plugged]).expect("another bitmap follows");
+    link.start(&ram, ring, base as u16);
+    assert_eq!(ring.execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
+    let larger = Log::new(((1 << 32) + (1 << 20)) / PAGE / 8);
+    larger.hand_over(&link).expect("a larger one");
+    assert_eq!(larger.take().len() as u64, (SIZE + (1 << 20)) / PAGE);
 }
 
 #[test]
 fn a_log_that_is_too_small_ends_the_connection() {
     let served = serve(memory(1 << 20));
-    let (mut link, ram, rings) = start_guest(&served.path, TYPICAL, 1);
-    let log = Log::new(LOG / 8 * 8 - 64);
-    log.hand_over(&link).expect("the log is off");
-    link.set_addresses(&ram, &rings[0], true).expect("the same addresses");
-    link.front_end.set_features(TYPICAL | LOG_ALL).expect_err("it does not cover the memory");
+    let (link, _ram, _rings) = start_guest(&served.path, TYPICAL, 1);
+    Log::new(LOG / 8 * 8 - 64).hand_over(&link).expect("the log is off");
+    link.front_end.set_features(TYPICAL | LOG_ALL).expect("another one follows");
+    Log::new(LOG / 8 * 8 - 64).hand_over(&link).expect_err("it does not cover the memory");
     assert!(served.reports("ended: a vhost-user").contains("the log of dirty pages ends at"));
+}
+
+/// The kernel maps whole huge pages, and unmaps or replaces no part of one.
+#[test]
+fn parts_of_huge_pages_are_refused_wherever_a_front_end_hands_over_memory() {
+    let served = serve(memory(1 << 20));
+    let (file, region) = guest::part_of_huge_page();
+    let log = VhostUserDirtyLogRegion { mmap_size: 4096, mmap_offset: 0, mmap_handle: file.as_raw_fd() };
+    let kept = VhostUserInflight { mmap_size: 4096, mmap_offset: 0, num_queues: 1, queue_size: 64 };
+    let hand_over: [&dyn Fn(&mut Link) -> bool; 3] = [
+        &|link| link.front_end.set_mem_table(&[region]).is_err(),
+        &|link| link.front_end.set_log_base(0, Some(log)).is_err(),
+        &|link| link.front_end.set_inflight_fd(&kept, file.as_raw_fd()).is_err(),
+    ];
+    for hand_over in hand_over {
+        served.events.lock().expect("no thread panicked with the lock").clear();
+        let mut link = Link::open(&served.path, TYPICAL);
+        assert!(hand_over(&mut link));
+        let ended = served.reports("ended: a vhost-user front end was disconnected");
+        assert!(ended.contains("huge pages of 2097152 bytes"), "{ended}");
+    }
 }
 
 #[test]

@@ -49,10 +49,12 @@ enum Step {
     Both,
     /// The machine migrates, and the daemon that it leaves is killed and started again meanwhile.
     Kill,
+    /// The same with the daemon that has the backend.
+    KillOwner,
 }
 
 /// The steps: the machine is on the host of the backend before some migrations, and on the other one before others.
-const STEPS: [Step; 5] = [Step::Migrate, Step::Migrate, Step::Move, Step::Both, Step::Kill];
+const STEPS: [Step; 6] = [Step::Migrate, Step::Migrate, Step::Move, Step::Both, Step::Kill, Step::KillOwner];
 
 /// How often long runs take them.
 const ROUNDS: usize = 5;
@@ -232,7 +234,8 @@ impl<'a> Hosts<'a> {
             let what = match step {
                 Step::Migrate => self.migrate(|_| Ok(None))?,
                 Step::Both => self.migrate(|hosts| hosts.move_backend().map(Some))?,
-                Step::Kill => self.migrate(Self::kill)?,
+                Step::Kill => self.migrate(|hosts| hosts.kill(hosts.at))?,
+                Step::KillOwner => self.migrate(|hosts| hosts.kill(hosts.owner))?,
                 Step::Move => self.move_backend()?,
             };
             self.order("rounds", LATER)?;
@@ -263,16 +266,16 @@ impl<'a> Hosts<'a> {
         Ok(format!("the backend is at {}", NAMES[to]))
     }
 
-    /// Kills the daemon that serves the machine, and starts another one.
-    fn kill(&mut self) -> Result<Option<String>, String> {
+    /// Kills the daemon of a host, and starts another one.
+    fn kill(&mut self, which: usize) -> Result<Option<String>, String> {
         std::thread::sleep(KILL);
-        let daemon = &mut self.daemons[self.at];
+        let daemon = &mut self.daemons[which];
         daemon.kill()?;
         daemon.start()?;
-        Ok(Some(format!("the daemon of {} was killed", NAMES[self.at])))
+        Ok(Some(format!("the daemon of {} was killed", NAMES[which])))
     }
 
-    /// Migrates the machine, and does something else meanwhile.
+    /// Migrates the machine, and does something else meanwhile, which is to end before the migration does.
     fn migrate(
         &mut self,
         meanwhile: impl FnOnce(&mut Self) -> Result<Option<String>, String>,
@@ -285,7 +288,10 @@ impl<'a> Hosts<'a> {
         drop(Monitor::connect(&self.monitor(self.started - 1))?);
         let (migrated, did) = std::thread::scope(|scope| {
             let migrating = scope.spawn(|| source.migrate(&channel, LATER));
-            let did = meanwhile(self);
+            let mut did = meanwhile(self);
+            if migrating.is_finished() && matches!(did, Ok(Some(_))) {
+                did = Err("the migration ended before what was to happen meanwhile".to_owned());
+            }
             (migrating.join().unwrap_or_else(|_| Err("its thread failed".to_owned())), did)
         });
         let migrated = migrated.map_err(|text| format!("{text}\nthe destination:\n{}", next.last_words()))?;

@@ -59,6 +59,21 @@ pub fn memory_file(size: u64) -> File {
     file
 }
 
+/// A part of a huge page, which need not exist: nothing touches it.
+pub fn part_of_huge_page() -> (File, VhostUserMemoryRegionInfo) {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+    // SAFETY: the name is a string with a closing zero; the descriptor is new and not owned by another object.
+    let file = unsafe { File::from_raw_fd(libc::memfd_create(c"huge".as_ptr(), flags)) };
+    file.set_len(2 << 20).expect("its size");
+    let region = VhostUserMemoryRegionInfo {
+        memory_size: 65536,
+        userspace_addr: 1 << 40,
+        mmap_handle: file.as_raw_fd(),
+        ..Default::default()
+    };
+    (file, region)
+}
+
 /// A piece of 1 MiB, far above all other memory, that can be added.
 pub fn more_memory() -> (File, VhostUserMemoryRegionInfo) {
     let file = memory_file(1 << 20);
