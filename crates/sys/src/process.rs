@@ -94,10 +94,11 @@ pub fn exit_now(code: i32) -> ! {
 /// allocations are mappings of their own, and all others share one heap that can shrink. Called before any thread is
 /// started. Does nothing with another C library.
 pub fn return_freed_memory() {
-    // glibc's own threshold grows with each large buffer that is freed, up to 32 MiB, unless it is set.
+    // glibc's own threshold grows with each large buffer that is freed, up to 32 MiB, unless it is set. What answers to a few clients
+    // at once leave at the end of the heap is returned (docs/performance.md, "Memory").
     #[cfg(target_env = "gnu")]
     for (parameter, value) in
-        [(libc::M_MMAP_THRESHOLD, 128 << 10), (libc::M_TRIM_THRESHOLD, 1 << 20), (libc::M_ARENA_MAX, 1)]
+        [(libc::M_MMAP_THRESHOLD, 128 << 10), (libc::M_TRIM_THRESHOLD, 256 << 10), (libc::M_ARENA_MAX, 1)]
     {
         // SAFETY: sets a number of the allocator; an unsupported value changes nothing.
         unsafe { libc::mallopt(parameter, value) };
