@@ -310,12 +310,20 @@ fn queues_do_not_look_all_the_time_when_a_connection_has_ended_or_other_queues_a
     read(&mut *other, 0, 4096);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (device, over) = (&device, &is_over);
-        scope.spawn(move || {
+        let (device, over, changes) = (&device, &is_over, &rig.changes);
+        // Its requests wait, so that it sleeps and is woken for each.
+        let requests = scope.spawn(move || {
             let mut queue = device.open_queue().expect("a queue");
             while !over.load(Ordering::Relaxed) {
-                read(&mut *queue, 0, 4096);
-                std::thread::sleep(Duration::from_micros(200));
+                changes.wait_for(held);
+                write(&mut *queue, 0, 1, 4096);
+                wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+            }
+        });
+        scope.spawn(move || {
+            while !requests.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+                changes.settle(held);
             }
         });
         let counts = [looks(&mut *queue), looks(&mut *other)];
