@@ -128,7 +128,7 @@ impl Driven {
     /// Continues with a guest that has migrated from `source`, which ends. No order was being executed.
     pub fn continue_from(&mut self, mut source: Self) {
         source.kill();
-        let _ = source.last_words();
+        source.read_lines();
         (self.sent, self.noted) = (source.sent, source.noted.max(self.noted));
         let mut log = std::mem::take(&mut source.log);
         log.append(&mut self.log);
@@ -152,9 +152,7 @@ impl Driven {
 
     /// The last lines of its orders, its output, its errors and its kernel.
     pub fn last_words(&mut self) -> String {
-        while let Ok((_, line)) = self.lines.try_recv() {
-            self.log(line);
-        }
+        self.read_lines();
         let log: Vec<&str> = self.log.iter().map(String::as_str).collect();
         let console = last_lines(&self.paths.console());
         format!(
@@ -163,6 +161,13 @@ impl Driven {
             log.join("\n"),
             console.join("\n")
         )
+    }
+
+    /// Takes the lines that have arrived into the log.
+    fn read_lines(&mut self) {
+        while let Ok((_, line)) = self.lines.try_recv() {
+            self.log(line);
+        }
     }
 
     fn takes_note(&mut self, line: &str) -> bool {

@@ -10,15 +10,15 @@
 //! rings, or a server that was killed, may have stored something of which there is no record.
 
 use crate::malformed;
-use crate::memory::{MemoryLimits, check_size};
+use crate::mapped::MappedFile;
+use crate::memory::MemoryLimits;
 use cbd_export::budget::Share;
-use cbd_guard::Registration;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{Bytes, VolatileMemory};
 
 /// Bytes of a page, for every guest.
 const PAGE: u64 = 4096;
@@ -28,37 +28,27 @@ const BITS: u64 = 8;
 /// The bitmap that a front end has handed over.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    // In this order: the address range is deregistered, then unmapped, then no longer counted.
-    guard: Registration,
-    mapping: MmapRegion,
+    // In this order: the file is unmapped, then no longer counted.
+    file: MappedFile,
     _share: Share,
 }
 
 impl Pages {
     /// `size` bytes at `offset` of `file`.
     pub(crate) fn open(file: File, offset: u64, size: u64, limits: &MemoryLimits) -> Result<Self> {
-        let refused = |why: String| malformed(format!("the log of dirty pages cannot be used: {why}"));
-        let bytes = usize::try_from(size).ok().filter(|&bytes| bytes > 0);
-        let bytes = bytes.ok_or_else(|| refused(format!("it has {size} bytes")))?;
-        check_size(&file, offset, size).map_err(refused)?;
         let share = limits.take(size)?;
-        let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
-            .map_err(|error| refused(error.to_string()))?;
-        // SAFETY: `Pages` drops the mapping after this; all accesses are atomic, and the front end may change the memory
-        // at any time.
-        let guard = unsafe { Registration::of_zeroes(mapping.as_ptr() as usize, mapping.size()) }?;
-        Ok(Self { guard, mapping, _share: share })
+        Ok(Self { file: MappedFile::open(file, offset, size, "the log of dirty pages")?, _share: share })
     }
 
     /// The first address of the guest that has no bit.
     fn end(&self) -> u64 {
-        (self.mapping.size() as u64).saturating_mul(BITS * PAGE)
+        (self.file.size() as u64).saturating_mul(BITS * PAGE)
     }
 
     /// Sets the bits in `to` that are set here; false if this bitmap was lost.
     fn copy_to(&self, to: &Self) -> bool {
-        let (from, into) = (self.mapping.as_volatile_slice(), to.mapping.as_volatile_slice());
-        for at in 0..self.mapping.size().min(to.mapping.size()) {
+        let (from, into) = (self.file.bytes(), to.file.bytes());
+        for at in 0..self.file.size().min(to.file.size()) {
             let bits = from.load::<u8>(at, Ordering::Acquire).unwrap_or(u8::MAX);
             if bits != 0
                 && let Ok(byte) = into.get_atomic_ref::<AtomicU8>(at)
@@ -66,7 +56,7 @@ impl Pages {
                 byte.fetch_or(bits, Ordering::Release);
             }
         }
-        !self.guard.is_lost()
+        !self.file.is_lost()
     }
 
     /// Sets the bits of the pages of `length` bytes at `begin`.
@@ -74,7 +64,7 @@ impl Pages {
         let last = length.checked_sub(1).and_then(|length| begin.checked_add(length));
         let Some(last) = last.map(|at| at / PAGE) else { return };
         let first = begin / PAGE;
-        let bitmap = self.mapping.as_volatile_slice();
+        let bitmap = self.file.bytes();
         for at in first / BITS..=last / BITS {
             let from = first.saturating_sub(at * BITS);
             let to = (last - at * BITS).min(BITS - 1);
@@ -115,9 +105,14 @@ impl DirtyLog {
         self.is_marking.store(is_marking, Ordering::Release);
     }
 
+    /// The name of the file of its bitmap, from the kernel.
+    pub(crate) fn file(&self) -> Option<String> {
+        self.pages().and_then(|pages| pages.file.name())
+    }
+
     /// Bytes of its bitmap.
     pub(crate) fn bytes(&self) -> u64 {
-        self.pages().map_or(0, |pages| pages.mapping.size() as u64)
+        self.pages().map_or(0, |pages| pages.file.size() as u64)
     }
 
     /// Turns the log on or off, for memory that ends at `end`; no ring runs. A bitmap from before that is too small now is not used:
@@ -160,7 +155,7 @@ impl DirtyLog {
 
     /// Fails if the bitmap was lost: bits that were set since then are not in it.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.pages().is_some_and(|pages| pages.guard.is_lost()) {
+        if self.pages().is_some_and(|pages| pages.file.is_lost()) {
             return Err(Error::new(
                 ErrorKind::Media,
                 "the log of dirty pages was removed: its file was truncated",
@@ -269,8 +264,8 @@ mod tests {
     }
 
     fn bits(pages: &Pages) -> Vec<u8> {
-        let mut bits = vec![0; pages.mapping.size()];
-        pages.mapping.as_volatile_slice().read_slice(&mut bits, 0).expect("inside");
+        let mut bits = vec![0; pages.file.size()];
+        pages.file.bytes().read_slice(&mut bits, 0).expect("inside");
         bits
     }
 
@@ -319,7 +314,7 @@ mod tests {
         log.replace(pages(2), pieces.into_iter()).expect("a bitmap");
         assert_eq!(bits(&log.pages().expect("there")), [0b110, 0b10]);
         let first = log.pages().expect("there");
-        first.mapping.as_volatile_slice().store(0_u8, 0, Ordering::Release).expect("cleared");
+        first.file.bytes().store(0_u8, 0, Ordering::Release).expect("cleared");
         log.replace(pages(3), pieces.into_iter()).expect("another one");
         assert_eq!(bits(&log.pages().expect("there")), [0, 0b10, 0]);
         log.turn(false, 10 * PAGE);

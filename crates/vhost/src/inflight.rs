@@ -17,15 +17,14 @@
 //!
 //! Invariants: recorded values are checked against their bounds; the used ring's own index is authoritative.
 
-use crate::memory::check_size;
+use crate::mapped::MappedFile;
 use crate::session::RING_MAX;
 use crate::{malformed, system};
-use cbd_guard::Registration;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use vm_memory::{AtomicAccess, Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{AtomicAccess, Bytes};
 
 const HEAD: usize = 16;
 const ENTRY: usize = 16;
@@ -43,12 +42,13 @@ const MARK_AT: usize = 0;
 const NEXT_AT: usize = 6;
 const COUNTER_AT: usize = 8;
 
+/// What the memory is in errors.
+const WHAT: &str = "the memory for requests in flight";
+
 /// The memory for all rings of a device.
 #[derive(Debug)]
 pub(crate) struct Area {
-    // In this order: the address range is deregistered before it is unmapped.
-    guard: Registration,
-    mapping: MmapRegion,
+    file: MappedFile,
     queues: u16,
     /// Bytes of each ring's part.
     part_bytes: usize,
@@ -77,22 +77,16 @@ impl Area {
 
     /// Memory that a front end preserved, with room for rings of at least `queue_size`; each ring has an equal part.
     pub(crate) fn open(file: File, offset: u64, size: u64, queues: u16, queue_size: u16) -> Result<Self> {
-        let refused =
-            |why: String| malformed(format!("the memory for requests in flight cannot be used: {why}"));
         let share = size.checked_div(u64::from(queues)).unwrap_or(0);
         // Bytes beyond those that the largest ring needs are not used.
         let part_bytes = share.min(ring_bytes(RING_MAX) as u64) as usize / ALIGNMENT * ALIGNMENT;
         if part_bytes < ring_bytes(queue_size.max(1)) {
-            return Err(refused(format!("{size} bytes for {queues} rings of {queue_size}")));
+            return Err(malformed(format!(
+                "{WHAT} cannot be used: {size} bytes for {queues} rings of {queue_size}"
+            )));
         }
         let bytes = usize::from(queues) * part_bytes;
-        check_size(&file, offset, bytes as u64).map_err(refused)?;
-        let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
-            .map_err(|error| refused(error.to_string()))?;
-        // SAFETY: `Area` drops the mapping after this; all accesses are atomic, and the front end may change the memory
-        // at any time.
-        let guard = unsafe { Registration::of_zeroes(mapping.as_ptr() as usize, mapping.size()) }?;
-        Ok(Self { guard, mapping, queues, part_bytes })
+        Ok(Self { file: MappedFile::open(file, offset, bytes as u64, WHAT)?, queues, part_bytes })
     }
 }
 
@@ -188,7 +182,7 @@ impl Ring {
 
     /// Fails if the memory's file was truncated.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.area.guard.is_lost() {
+        if self.area.file.is_lost() {
             return Err(Error::new(
                 ErrorKind::Media,
                 "the memory for requests in flight was removed: its file was truncated",
@@ -202,15 +196,11 @@ impl Ring {
     }
 
     fn load<T: AtomicAccess>(&self, at: usize) -> Result<T> {
-        self.area.mapping.as_volatile_slice().load(self.begin + at, Ordering::Acquire).map_err(outside)
+        self.area.file.bytes().load(self.begin + at, Ordering::Acquire).map_err(outside)
     }
 
     fn store<T: AtomicAccess>(&self, at: usize, value: T) -> Result<()> {
-        self.area
-            .mapping
-            .as_volatile_slice()
-            .store(value, self.begin + at, Ordering::Release)
-            .map_err(outside)
+        self.area.file.bytes().store(value, self.begin + at, Ordering::Release).map_err(outside)
     }
 }
 

@@ -26,6 +26,7 @@ mod chain;
 mod config;
 mod dirty_log;
 mod inflight;
+mod mapped;
 mod memory;
 mod messages;
 mod request;

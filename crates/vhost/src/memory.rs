@@ -7,21 +7,18 @@
 
 use crate::dirty_log::{DirtyLog, Marks};
 use crate::malformed;
+use crate::mapped::check_size;
 use crate::threads::name_of;
 use cbd_export::budget::{Budget, Share};
 use cbd_guard::Registration;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
-use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 /// Most pieces of one guest: as many as a message of the protocol can hold.
 pub(crate) const PIECES_MAX: usize = 32;
-
-/// The type of the file system of huge pages (`HUGETLBFS_MAGIC`).
-const HUGETLBFS: i64 = 0x9584_58F6;
 
 /// A piece of memory as the front end describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -178,13 +175,14 @@ impl GuestMap {
         self.pieces().map(|(begin, length)| begin + length).max().unwrap_or(0)
     }
 
-    /// Names of the mapped files, from the kernel.
+    /// Names of the mapped files, with that of the log of dirty pages, from the kernel.
     pub(crate) fn files(&self) -> Vec<String> {
         let mut files: Vec<String> = self
             .mapped
             .iter()
             .filter_map(|mapped| mapped.region.file_offset())
             .map(|mapped| name_of(mapped.file()))
+            .chain(self.dirty.file())
             .collect();
         files.sort_unstable();
         files.dedup();
@@ -251,20 +249,4 @@ fn map(piece: Piece, file: File, limits: &MemoryLimits, dirty: &Arc<DirtyLog>) -
     let guard = unsafe { Registration::of_zeroes(region.as_ptr() as usize, region.size()) }?;
     debug_assert_eq!(region.len(), piece.size);
     Ok(Arc::new(Mapped { piece, guard, region: Arc::new(region), _share: share }))
-}
-
-/// Checks that a file has `size` bytes at `offset`, in whole huge pages if it consists of these: the kernel maps no part of one, and
-/// does not unmap or replace one either. Devices, which do not report a size, are not checked.
-pub(crate) fn check_size(file: &File, offset: u64, size: u64) -> std::result::Result<(), String> {
-    let metadata = file.metadata().map_err(|error| error.to_string())?;
-    let end = offset.checked_add(size).ok_or("its range in the file overflows")?;
-    let system = rustix::fs::fstatfs(file).map_err(|error| error.to_string())?;
-    let page = u64::try_from(system.f_bsize).unwrap_or(0).max(1);
-    if system.f_type == HUGETLBFS && !(offset.is_multiple_of(page) && size.is_multiple_of(page)) {
-        return Err(format!("its file consists of huge pages of {page} bytes, and it of a part of one"));
-    }
-    if metadata.file_type().is_char_device() || end <= metadata.len() {
-        return Ok(());
-    }
-    Err(format!("its file has {} bytes and it ends at {end}", metadata.len()))
 }

@@ -69,6 +69,12 @@ pub enum Notice<'a> {
         /// The error, if it did not disconnect in order.
         error: Option<&'a Error>,
     },
+    /// A front end turned the log of dirty pages on or off: it begins to migrate its guest, or has stopped that. After a migration that
+    /// succeeds it disconnects, or turns the log off.
+    DirtyLog {
+        /// Whether it is on now.
+        on: bool,
+    },
     /// A ring violated the protocol or lost its memory; it stays stopped until the guest sets it up again.
     RingFailed {
         /// Index of the ring.

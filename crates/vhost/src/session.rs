@@ -158,7 +158,9 @@ impl Session {
         }
         if changes & LOG_ALL != 0 {
             self.pause_all()?;
-            self.dirty.turn(features & LOG_ALL != 0, self.memory.end());
+            let on = features & LOG_ALL != 0;
+            self.dirty.turn(on, self.memory.end());
+            self.options.notify(&Notice::DirtyLog { on });
         }
         self.features = features;
         // Without the bit that lets a front end enable rings, they are enabled from the start.
@@ -220,6 +222,7 @@ impl Session {
         let pages = Pages::open(file, offset, size, &limits)?;
         self.pause_all()?;
         self.dirty.replace(pages, self.memory.pieces())?;
+        self.threads.set_files(self.memory.files());
         self.start_all()
     }
 

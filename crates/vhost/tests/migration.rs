@@ -282,14 +282,15 @@ fn parts_of_huge_pages_are_refused_wherever_a_front_end_hands_over_memory() {
         let mut link = Link::open(&served.path, TYPICAL);
         assert!(hand_over(&mut link));
         let ended = served.reports("ended: a vhost-user front end was disconnected");
-        assert!(ended.contains("huge pages of 2097152 bytes"), "{ended}");
+        assert!(ended.contains("huge pages of 2097152 bytes, and its offset 0"), "{ended}");
     }
 }
 
 #[test]
 fn a_log_counts_as_memory_of_its_front_end() {
-    let options = Options { guest_memory_max: SIZE + 8192, ..Options::default() };
-    let served = serve_with(memory(1 << 20), options);
+    let limited =
+        |bytes| serve_with(memory(1 << 20), Options { guest_memory_max: bytes, ..Options::default() });
+    let served = limited(SIZE + 8192);
     let (link, ram, mut rings) = start_guest(&served.path, TYPICAL, 1);
     Log::new(4096).hand_over(&link).expect("there is room for it");
     Log::new(8192).hand_over(&link).expect("another one in its place");
@@ -297,6 +298,46 @@ fn a_log_counts_as_memory_of_its_front_end() {
     assert_eq!(rings[0].execute(&ram, IN, 0, &[(DATA, 4096, WRITE)]), DONE);
     Log::new(8193).hand_over(&link).expect_err("too large");
     assert!(served.reports("ended: a vhost-user").contains("bytes of memory; one front end may hand over"));
+
+    // There would be room for more memory without the log.
+    let served = limited(SIZE + (1 << 20) + 4096);
+    let (mut link, _ram, _rings) = start_guest(&served.path, TYPICAL, 1);
+    Log::new(8192).hand_over(&link).expect("there is room for it");
+    let (_more, plugged) = guest::more_memory();
+    link.front_end.add_mem_region(&plugged).expect_err("too large");
+    assert!(served.reports("ended: a vhost-user").contains("bytes of memory; one front end may hand over"));
+}
+
+/// A front end that never reads a bitmap again once it has passed another one.
+#[test]
+fn no_bit_is_lost_when_one_bitmap_follows_another_one_while_rings_run() {
+    let served = serve(memory(1 << 20));
+    let (mut link, ram, mut rings) = start_guest(&served.path, TYPICAL, 2);
+    let mut log = Log::new(LOG);
+    log.begin(&mut link, &ram, &rings);
+    let pages: Vec<u64> = (DATA..BASE + SIZE).step_by(PAGE as usize).collect();
+    // Each page is stored to once, so nothing but its one bit tells of it.
+    for pages in pages.chunks(2 * 64) {
+        for (ring, pages) in rings.iter_mut().zip(pages.chunks(64)) {
+            for (each, page) in (0..).zip(pages) {
+                ring.write_request(&ram, each * 3, IN, 0, &[(*page, 4096, WRITE)]);
+                ring.offer(&ram, each * 3);
+            }
+            ring.kick();
+        }
+        for _ in 0..4 {
+            let next = Log::new(LOG);
+            next.hand_over(&link).expect("another one");
+            log = next;
+        }
+        for (ring, pages) in rings.iter_mut().zip(pages.chunks(64)) {
+            pages.iter().for_each(|_| assert_eq!(ring.wait(&ram).0 % 3, 0));
+        }
+    }
+    rings.iter().for_each(|ring| link.front_end.set_vring_enable_again(ring));
+    let marked = log.take();
+    let lost: Vec<_> = pages.iter().filter(|page| !marked.contains(page)).collect();
+    assert!(lost.is_empty(), "{} of {} pages have no bit", lost.len(), pages.len());
 }
 
 #[test]

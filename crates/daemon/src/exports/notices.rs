@@ -11,6 +11,7 @@ pub(super) fn vhost_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd
         (Arc::clone(front_ends), LogRateLimit::default(), LogRateLimit::default());
     let (failed, rings, disconnected) =
         (LogRateLimit::default(), LogRateLimit::default(), LogRateLimit::default());
+    let migrating = LogRateLimit::default();
     let event = EventName::ExportClientFailed.name();
     Arc::new(move |notice| match notice {
         Notice::Connected => {
@@ -30,6 +31,11 @@ pub(super) fn vhost_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd
                 tracing::warn!(device, event, "{text}{more}");
             });
         }
+        Notice::DirtyLog { on } => migrating.log(|more| {
+            let what =
+                if *on { "begins to migrate its guest" } else { "does not migrate its guest any more" };
+            tracing::info!(device, "the vhost-user front end {what}{more}");
+        }),
         Notice::RingFailed { ring, error } => {
             count(&front_ends.counters.vhost_failed);
             rings.log(|more| {
