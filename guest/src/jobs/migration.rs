@@ -3,8 +3,8 @@
 //!
 //! The proof: fio in the machine compares what it reads with what it wrote, all the time, and a reader a file that does not
 //! change with its checksum: from the disk, and again from the page cache, which only the daemons fill. A page that was not
-//! transferred after a daemon had stored to it stays wrong there. In the end its file system is checked, and the device reads the same through the last host and from
-//! the disk alone.
+//! transferred after a daemon had stored to it stays wrong there. In the end its file system is checked, and the device
+//! reads the same through the last host and from the disk alone.
 
 use super::daemon::Daemon;
 use super::memory::shipped;
@@ -37,6 +37,9 @@ const KILL: Duration = Duration::from_secs(2);
 
 /// Limit of the job.
 const LIMIT: Duration = Duration::from_secs(900);
+
+/// What a daemon logs when the front end of an export begins to migrate.
+const BEGINS: &str = "begins to migrate its guest";
 
 /// What is done while the machine writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -280,7 +283,7 @@ impl<'a> Hosts<'a> {
         &mut self,
         meanwhile: impl FnOnce(&mut Self) -> Result<Option<String>, String>,
     ) -> Result<String, String> {
-        let to = 1 - self.at;
+        let (from, to) = (self.at, 1 - self.at);
         let channel = self.folder.join(format!("incoming{}", self.started));
         let mut source = Monitor::connect(&self.monitor(self.started - 1))?;
         let mut next = self.start(to, Some(&channel))?;
@@ -299,6 +302,9 @@ impl<'a> Hosts<'a> {
             next.continue_from(machine);
         }
         (self.machine, self.at) = (Some(next), to);
+        if !self.daemons[from].log().contains(BEGINS) {
+            return Err(format!("the daemon of {} has not logged that the machine {BEGINS}", NAMES[from]));
+        }
         let did = did?.map_or_else(String::new, |text| format!(", {text}"));
         Ok(format!(
             "the machine is at {} ({} ms, {} ms not running, {} rounds){did}",
