@@ -111,8 +111,9 @@ fn serve(mut server: Server<Mapping>, mut queue: Local, is_over: &AtomicBool) ->
     while !is_over.load(Ordering::Relaxed) {
         server.poll(&mut requests)?;
         for request in requests.drain(..) {
-            queue.submit(request, &mut done);
+            queue.submit_plugged(request, &mut done);
         }
+        queue.unplug(&mut done);
         if server.in_flight() > done.len() {
             queue.poll(&mut done);
         }
