@@ -4,6 +4,7 @@ use crate::Areas;
 use crate::area::{
     observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
 };
+use crate::places::{Places, Submitted};
 use crate::wire::{STATUS_AGAIN, changes, geometry_of, has_data, kind_of, number_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{CLIENT_MAGIC, FLAG_FUA, FLAG_METADATA, SERVER_READY};
@@ -49,6 +50,12 @@ impl Part {
     }
 }
 
+impl Submitted for Part {
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+}
+
 /// The session of a server, the process that has it now, and the geometry of the device.
 #[derive(Clone, Copy)]
 struct Served {
@@ -79,12 +86,10 @@ pub struct Client<M: Pmem> {
     /// How often it has stored something that the server is to see.
     stores: u64,
     repeated: u64,
-    /// What is in flight, by data place.
-    places: Vec<Option<Part>>,
+    /// What is in flight.
+    places: Places<Part>,
     /// A data place that is probably free: the one behind the last that was used.
     next_place: usize,
-    /// By the place in the ring of submissions: the data place of the last one there.
-    of_entries: Vec<usize>,
     /// What is not in flight yet, in order.
     waiting: VecDeque<Part>,
     wholes: Vec<Option<Whole>>,
@@ -98,11 +103,6 @@ impl<M: Pmem> Client<M> {
     /// # Errors
     /// [`ErrorKind::System`] without memory.
     pub fn open(region: Arc<Region<M>>, areas: Areas, shape: ChannelShape, session: u64) -> Result<Self> {
-        let (mut places, mut of_entries) = (Vec::new(), Vec::new());
-        reserve(&mut places, shape.places() as usize)?;
-        reserve(&mut of_entries, shape.entries() as usize)?;
-        places.resize(shape.places() as usize, None);
-        of_entries.resize(shape.entries() as usize, 0);
         let client = Self {
             region,
             areas,
@@ -118,9 +118,8 @@ impl<M: Pmem> Client<M> {
             looks_closely: false,
             stores: 0,
             repeated: 0,
-            places,
+            places: Places::new(&shape)?,
             next_place: 0,
-            of_entries,
             waiting: VecDeque::new(),
             wholes: Vec::new(),
             free: Vec::new(),
@@ -207,7 +206,7 @@ impl<M: Pmem> Client<M> {
     fn reserve_for(&mut self, request: &Request) -> Result<()> {
         let pieces = self.pieces(request).count();
         // What is in flight may have to wait again.
-        self.waiting.try_reserve(pieces + self.places.len()).map_err(|_| no_memory())?;
+        self.waiting.try_reserve(pieces + self.places.count()).map_err(|_| no_memory())?;
         let taken = self.in_flight() + 1;
         reserve(&mut self.free, taken)?;
         reserve(&mut self.wholes, 1)
@@ -239,10 +238,9 @@ impl<M: Pmem> Client<M> {
         }
         let mut index = 0;
         while index < self.waiting.len() && self.is_entry_free() {
-            let Some(place) = self.free_place() else { return };
+            let Some(place) = self.places.free(self.next_place) else { return };
             let part = self.waiting[index];
-            let mut earlier = self.places.iter().flatten().chain(self.waiting.range(..index));
-            if earlier.any(|earlier| part.waits_for(earlier)) {
+            if self.has_to_wait(&part, index) {
                 index += 1;
                 continue;
             }
@@ -251,26 +249,17 @@ impl<M: Pmem> Client<M> {
         }
     }
 
+    /// Whether something is in flight, or before this part in the line, that it must not overtake.
+    fn has_to_wait(&self, part: &Part, index: usize) -> bool {
+        let in_flight = self.places.iter().any(|(_, earlier)| part.waits_for(earlier));
+        in_flight || self.waiting.range(..index).any(|earlier| part.waits_for(earlier))
+    }
+
     /// Whether the request whose entry the next one replaces is complete. A later process of the server finds what is outstanding in
     /// the ring.
     fn is_entry_free(&self) -> bool {
-        let entries = self.of_entries.len() as u64;
-        let last = self.places[self.of_entries[(self.submitted % entries) as usize]];
-        let is_used = last.is_some_and(|part| part.sequence + entries == self.submitted);
+        let is_used = self.places.replaced_by(self.submitted).is_some();
         !(is_used && MutationPoint::ChannelEntryKept.is_active())
-    }
-
-    fn free_place(&self) -> Option<usize> {
-        let (before, from) = self.places.split_at(self.next_place);
-        let later = from.iter().position(Option::is_none).map(|place| self.next_place + place);
-        later.or_else(|| before.iter().position(Option::is_none))
-    }
-
-    /// The data place of a submission in flight.
-    fn place_of(&self, sequence: u64) -> Option<usize> {
-        let is_it = |part: &Option<Part>| part.is_some_and(|part| part.sequence == sequence);
-        let probable = self.of_entries[(sequence % self.of_entries.len() as u64) as usize];
-        if is_it(&self.places[probable]) { Some(probable) } else { self.places.iter().position(is_it) }
     }
 
     /// Stores the data and the entry of a part under the next number.
@@ -278,10 +267,8 @@ impl<M: Pmem> Client<M> {
         let part = Part { sequence: self.submitted, ..part };
         self.submitted += 1;
         self.stores += 1;
-        self.places[place] = Some(part);
-        self.next_place = (place + 1) % self.places.len();
-        let entries = self.of_entries.len() as u64;
-        self.of_entries[(part.sequence % entries) as usize] = place;
+        self.places.put(place, part);
+        self.next_place = (place + 1) % self.places.count();
         self.store_part(&part, place);
     }
 
@@ -318,7 +305,7 @@ impl<M: Pmem> Client<M> {
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
         let mut has_completed = false;
         // Bounded, whatever the server stores.
-        for _ in 0..self.places.len() {
+        for _ in 0..self.places.count() {
             let Some(found) = self.next_completion() else { break };
             self.completed += 1;
             has_completed = true;
@@ -376,8 +363,8 @@ impl<M: Pmem> Client<M> {
 
     /// A part is complete. A completion of nothing in flight changes nothing.
     fn take(&mut self, found: &ChannelCompletion, done: &mut Vec<Completion>) {
-        let Some(place) = self.place_of(found.request.get()) else { return };
-        let Some(part) = self.places[place].take() else { return };
+        let Some(place) = self.places.find(found.request.get()) else { return };
+        let Some(part) = self.places.take(place) else { return };
         let result = match found.status.get() {
             0 if part.operation == Operation::Read => self.copy_data(&part, place, found.data_crc.get()),
             0 => Ok(true),
@@ -454,9 +441,8 @@ impl<M: Pmem> Client<M> {
         let mut last = None;
         loop {
             let later = |part: &Part| last.is_none_or(|last| part.sequence > last);
-            let parts = self.places.iter().enumerate().filter_map(|(place, part)| Some((place, (*part)?)));
-            let next = parts.filter(|(_, part)| later(part)).min_by_key(|(_, part)| part.sequence);
-            let Some((place, part)) = next else { return };
+            let later = self.places.iter().filter(|(_, part)| later(part));
+            let Some((place, &part)) = later.min_by_key(|(_, part)| part.sequence) else { return };
             last = Some(part.sequence);
             // The numbers that are given here are not larger than any that is still to come.
             self.send(Part { tries: 0, ..part }, place);
@@ -467,7 +453,7 @@ impl<M: Pmem> Client<M> {
         self.is_closed = true;
         self.served = None;
         self.waiting.clear();
-        self.places.iter_mut().for_each(|place| *place = None);
+        self.places.clear();
         self.free.clear();
         for whole in self.wholes.drain(..).flatten() {
             done.push(completion(whole.request, Err(closed())));
@@ -477,10 +463,8 @@ impl<M: Pmem> Client<M> {
     /// Stores everything again that is in flight, and asks for all completions again: for a client whose requests do not complete for
     /// long. It heals lines that failed, and costs little.
     pub fn nudge(&mut self) {
-        for (place, part) in self.places.iter().enumerate() {
-            if let Some(part) = part {
-                self.store_part(part, place);
-            }
+        for (place, part) in self.places.iter() {
+            self.store_part(part, place);
         }
         self.again += 1;
         self.stores += 1;

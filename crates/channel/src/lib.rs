@@ -33,6 +33,7 @@ extern crate alloc;
 mod area;
 mod client;
 mod exclusion;
+mod places;
 mod resume;
 mod server;
 mod wire;

@@ -5,6 +5,7 @@ use crate::area::{
     clear_torn, observe_data, observe_header, observe_line, publish_data, publish_header, publish_line,
     reserve,
 };
+use crate::places::{Places, Submitted};
 use crate::resume::{self, BLANK, Former, Left, Line};
 use crate::wire::{STATUS_AGAIN, changes, has_data, header_of, operation_of, status_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
@@ -41,10 +42,8 @@ struct Session {
     /// [`ClientHeader::again`], as it was last answered.
     again: u64,
     is_ending: bool,
-    /// By data place: the number of the submission in flight.
-    places: Vec<Option<InFlight>>,
-    /// How many those are.
-    in_flight: usize,
+    /// What was handed out and is not complete.
+    places: Places<InFlight>,
     /// The last completions, by their place in the ring.
     lines: Vec<Line>,
     /// Requests without a completion that a former process has left and that are still to be handed out, in order.
@@ -59,6 +58,12 @@ struct InFlight {
     operation: Operation,
 }
 
+impl Submitted for InFlight {
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+}
+
 impl Session {
     fn new(header: &ClientHeader, shape: ChannelShape) -> Result<Self> {
         let mut lines = Vec::new();
@@ -69,9 +74,6 @@ impl Session {
 
     /// A session that continues.
     fn from(header: &ClientHeader, shape: ChannelShape, left: Left) -> Result<Self> {
-        let mut places = Vec::new();
-        reserve(&mut places, shape.places() as usize)?;
-        places.resize(shape.places() as usize, None);
         Ok(Self {
             client: header.session.get(),
             shape,
@@ -79,8 +81,7 @@ impl Session {
             completed: left.completed,
             again: header.again.get(),
             is_ending: false,
-            places,
-            in_flight: 0,
+            places: Places::new(&shape)?,
             lines: left.lines,
             outstanding: left.outstanding,
             resumed: left.taken,
@@ -90,9 +91,9 @@ impl Session {
     /// Whether a change of a former process is still to be handed out or in flight.
     fn has_former(&self) -> bool {
         let mut to_come = self.outstanding.iter().filter(|_| !self.is_ending);
-        let mut in_flight = self.places.iter().flatten().filter(|one| one.sequence < self.resumed);
+        let mut in_flight = self.places.iter().filter(|(_, one)| one.sequence < self.resumed);
         to_come.any(|found| operation_of(found.operation.get()).is_none_or(changes))
-            || in_flight.any(|one| changes(one.operation))
+            || in_flight.any(|(_, one)| changes(one.operation))
     }
 }
 
@@ -186,7 +187,7 @@ impl<M: Pmem> Server<M> {
     /// Requests that were handed out and are not complete.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.serving.as_ref().map_or(0, |session| session.in_flight)
+        self.serving.as_ref().map_or(0, |session| session.places.in_flight())
     }
 
     /// The session of the client that is served.
@@ -225,7 +226,7 @@ impl<M: Pmem> Server<M> {
         }
         let mut has_taken = false;
         // Bounded, whatever the client stores.
-        for _ in 0..self.serving.as_ref().map_or(0, |session| session.places.len()) {
+        for _ in 0..self.serving.as_ref().map_or(0, |session| session.places.count()) {
             let Some(found) = self.next_submission() else { break };
             has_taken = true;
             self.take(&found, requests);
@@ -242,7 +243,7 @@ impl<M: Pmem> Server<M> {
     fn next_submission(&mut self) -> Option<Submission> {
         let session = self.serving.as_mut().filter(|session| !session.is_ending)?;
         // A client that follows the rules has no more.
-        if session.in_flight == session.places.len() {
+        if session.places.in_flight() == session.places.count() {
             return None;
         }
         if let Some(found) = session.outstanding.pop_front() {
@@ -280,8 +281,7 @@ impl<M: Pmem> Server<M> {
             }
         }
         let Some(session) = &mut self.serving else { return };
-        session.places[place] = Some(InFlight { sequence, operation });
-        session.in_flight += 1;
+        session.places.put(place, InFlight { sequence, operation });
         let flags = found.flags.get();
         let class = if flags & FLAG_METADATA != 0 { Class::Metadata } else { Class::Unmarked };
         // Only changes can be FUA requests, whatever the entry says.
@@ -297,11 +297,12 @@ impl<M: Pmem> Server<M> {
             return invalid(format!("operation {number} is not known"));
         };
         let Some(session) = &self.serving else { return invalid("there is no client".into()) };
-        let place = found.place.get();
-        match session.places.get(place as usize) {
-            None => return invalid(format!("data place {place} does not exist")),
-            Some(Some(_)) => return invalid(format!("data place {place} is in use")),
-            Some(None) => {}
+        let place = found.place.get() as usize;
+        if place >= session.places.count() {
+            return invalid(format!("data place {place} does not exist"));
+        }
+        if session.places.get(place).is_some() {
+            return invalid(format!("data place {place} is in use"));
         }
         let (offset, length) = (found.offset.get(), found.length.get());
         let limit = if has_data(operation) { u64::from(session.shape.place_bytes()) } else { u64::MAX };
@@ -323,10 +324,8 @@ impl<M: Pmem> Server<M> {
     /// Reports the result of a request. Its buffer is reused.
     pub fn complete(&mut self, completion: Completion) {
         let Some(session) = &mut self.serving else { return };
-        let is_it = |one: &Option<InFlight>| one.is_some_and(|one| one.sequence == completion.id);
-        let Some(place) = session.places.iter().position(is_it) else { return };
-        let Some(InFlight { sequence, operation }) = session.places[place].take() else { return };
-        session.in_flight -= 1;
+        let Some(place) = session.places.find(completion.id) else { return };
+        let Some(InFlight { sequence, operation }) = session.places.take(place) else { return };
         let mut data_crc = 0;
         if operation == Operation::Read && completion.result.is_ok() {
             let at = self.areas.server + session.shape.data(place as u32);
@@ -372,7 +371,7 @@ impl<M: Pmem> Server<M> {
                 return self.answer_again(header.again.get());
             }
             session.is_ending = true;
-            if session.in_flight > 0 && MutationPoint::ChannelSettle.is_active() {
+            if session.places.in_flight() > 0 && MutationPoint::ChannelSettle.is_active() {
                 return Ok(());
             }
             self.ended = session.client;

@@ -119,13 +119,18 @@ impl SpareBuffers {
 
     /// The smallest sufficient one of the buffers that were returned last, or an empty one.
     fn take_free(&mut self, length: usize) -> AlignedBuffer {
-        let first_checked = self.free.len().saturating_sub(Self::CHECKED_MAX);
-        let fits =
-            self.free[first_checked..].iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
-        let buffer = match fits.min_by_key(|(_, buffer)| buffer.capacity()) {
-            Some((index, _)) => self.free.remove(first_checked + index),
-            None => AlignedBuffer::default(),
-        };
+        let mut found: Option<(usize, usize)> = None;
+        for (index, buffer) in self.free.iter().enumerate().rev().take(Self::CHECKED_MAX) {
+            let capacity = buffer.capacity();
+            if capacity >= length && found.is_none_or(|(_, smallest)| capacity < smallest) {
+                found = Some((index, capacity));
+                // None is smaller.
+                if capacity < length + size_of::<Page>() {
+                    break;
+                }
+            }
+        }
+        let buffer = found.map_or_else(AlignedBuffer::default, |(index, _)| self.free.remove(index));
         self.held -= buffer.capacity();
         buffer
     }

@@ -25,13 +25,13 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             return self.hold(request);
         }
         request.class = self.class_of(request.class);
-        let cache = Arc::clone(&self.cache);
-        if let Some(cache) = &*cache
-            && !cache.caches_writes()
-            && let Some(reason) = self.bypass_reason(cache, &request)
-        {
+        // Borrowed until it is needed: the count of an `Arc` is an atomic operation, and would wait for earlier stores.
+        let caching = self.cache.as_ref().as_ref().filter(|cache| !cache.caches_writes());
+        let around =
+            caching.and_then(|cache| Some((Arc::clone(cache), self.bypass_reason(cache, &request)?)));
+        if let Some((cache, reason)) = around {
             self.unplug(done);
-            return self.submit_around(cache, request, Some(reason), done);
+            return self.submit_around(&cache, request, Some(reason), done);
         }
         self.note_sample(request.operation, request.range);
         self.plugged.push(request);
