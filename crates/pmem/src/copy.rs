@@ -9,7 +9,7 @@
 use crate::keys::KEYS;
 use crate::memory::Memory;
 use crate::methods::{Available, Methods, Sum, class_of};
-use crate::routines::{BackLines, CopyBytes, Failure};
+use crate::routines::{BackLines, CopyBytes, Failure, processor::fence};
 use cbd_types::CHECKSUM_BLOCK;
 
 const LINE: usize = 64;
@@ -131,6 +131,22 @@ pub(crate) fn share_summed(memory: &Memory, methods: &Methods, at: u64, from: &[
             None => Ok(copy_over_copy(methods, methods.bytes, from.as_ptr(), to, from.len())?),
         }
     }
+}
+
+/// As [`share_summed`], but past the caches, if the method of durable stores does that. What this thread stores later is visible later.
+pub(crate) fn share_summed_past_caches(
+    memory: &Memory,
+    methods: &Methods,
+    at: u64,
+    from: &[u8],
+) -> Result<u32, Fault> {
+    let mut sum = [0];
+    store_summed(memory, methods, at, from, from.len(), &mut sum)?;
+    // Stores past the caches are in no order with others.
+    #[cfg(test)]
+    crate::recorder::note_fence();
+    fence();
+    Ok(sum[0])
 }
 
 /// Writes the lines of a range back.

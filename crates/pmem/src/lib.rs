@@ -48,6 +48,7 @@ mod reader;
 #[cfg(test)]
 mod recorder;
 mod routines;
+mod sharing;
 mod space;
 mod sysfs;
 #[cfg(target_arch = "x86_64")]

@@ -18,6 +18,7 @@ use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
 use crate::open::{self, OpenOptions, Opened, Opening};
 use crate::processor::Flush;
 use crate::routines::processor as routines;
+use crate::sharing;
 use cbd_holder::Change;
 use cbd_sys::memory::Hint;
 use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, Pmem, Reach, Result};
@@ -494,7 +495,7 @@ impl Pmem for Mapping {
         }
         // As in `share`.
         std::sync::atomic::fence(Ordering::Release);
-        let shared = copy::share_summed(&self.memory, &self.methods, at, from);
+        let shared = sharing::store_summed(&self.memory, &self.methods, at, from);
         // What was not stored is not what the checksum is of: whoever loads it finds a difference.
         let sum = *shared.as_ref().unwrap_or(&0);
         self.check(shared.map(drop), at, length);
