@@ -182,7 +182,8 @@ impl SimulatedCache {
             let mut buffer = std::mem::take(&mut self.buffer);
             buffer.resize(part.len() as usize);
             let (operation, class) = (Operation::Read, Class::Unmarked);
-            let request = Request { id: 1, operation, range: part, fua: false, class, buffer };
+            let request =
+                Request { id: 1, operation, range: part, fua: false, class, data_crc: None, buffer };
             self.queue.submit(request, &mut self.done);
             let mut attempts = 0;
             while self.done.is_empty() {

@@ -8,7 +8,7 @@ use crate::places::{Places, Submitted};
 use crate::wire::{STATUS_AGAIN, changes, geometry_of, has_data, kind_of, number_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{CLIENT_MAGIC, FLAG_FUA, FLAG_METADATA, SERVER_READY};
-use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission};
+use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission, crc32c};
 use cbd_types::{
     ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
     Request, Result,
@@ -174,8 +174,9 @@ impl<M: Pmem> Client<M> {
 
     /// Submits a request. It is always accepted; what cannot be executed completes with an error. It waits while there is no server,
     /// no data place, or one before it that it must not overtake.
-    pub fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
-        match self.check(&request).and_then(|()| self.reserve_for(&request)) {
+    pub fn submit(&mut self, mut request: Request, done: &mut Vec<Completion>) {
+        let intact = request.check_data(crc32c);
+        match intact.and_then(|()| self.check(&request)).and_then(|()| self.reserve_for(&request)) {
             Err(error) => done.push(completion(request, Err(error))),
             Ok(()) => self.accept(request, done),
         }

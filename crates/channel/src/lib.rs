@@ -22,7 +22,8 @@
 //!
 //! **Damage and malice**: what the other side has stored is copied, checked and bounded. An entry that makes no sense fails that
 //! request alone; data that differs from its checksum is asked for again; a line that never arrives is stored again by
-//! [`Client::nudge`].
+//! [`Client::nudge`]. The checksum of a block of 4 KiB is the one that its record gets: the device that stores the record compares
+//! both ([`Request::data_crc`](cbd_types::Request)), before anything refers to the data.
 //!
 //! Elsewhere: the structures (`cbd-format`, `channel`), which memory a channel has and who polls it.
 #![no_std]

@@ -2,8 +2,8 @@
 
 use crate::Areas;
 use crate::area::{
-    clear_torn, observe_data, observe_header, observe_line, publish_data, publish_header, publish_line,
-    reserve,
+    clear_torn, observe_data, observe_header, observe_line, observe_unverified, publish_data, publish_header,
+    publish_line, reserve,
 };
 use crate::places::{Places, Submitted};
 use crate::resume::{self, BLANK, Former, Left, Line};
@@ -12,8 +12,8 @@ use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY, boot_number};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission};
 use cbd_types::{
-    ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
-    Request, Result, SpareBuffers,
+    ByteRange, CHECKSUM_BLOCK, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem,
+    Region, Request, Result, SpareBuffers,
 };
 
 /// Polls without a submission between two looks at the client's header.
@@ -207,7 +207,8 @@ impl<M: Pmem> Server<M> {
         self.idle = IDLE_POLLS;
     }
 
-    /// Moves new requests to `requests`. Each is to be [completed](Self::complete). Does not block. The first call has all requests that
+    /// Moves new requests to `requests`; the data of some writes is still to be compared with
+    /// [its checksum](Request::data_crc). Each is to be [completed](Self::complete). Does not block. The first call has all requests that
     /// a former process has left, if the client follows the rules.
     ///
     /// # Errors
@@ -272,12 +273,20 @@ impl<M: Pmem> Server<M> {
         let Some(mut buffer) = self.spare.try_take(length) else {
             return self.store_completion(sequence, status_of(ErrorKind::System), 0);
         };
+        let mut data_crc = None;
         if operation == Operation::Write {
             let Some(session) = &self.serving else { return };
             let at = self.areas.client + session.shape.data(found.place.get());
-            match observe_data(&self.region, at, &mut buffer, found.data_crc.get()) {
-                Ok(true) => {}
-                Ok(false) | Err(_) => return self.store_completion(sequence, STATUS_AGAIN, 0),
+            let sum = found.data_crc.get();
+            // The store of a whole block computes this checksum in any case.
+            let arrived = if range.len() == CHECKSUM_BLOCK && range.start.is_multiple_of(CHECKSUM_BLOCK) {
+                data_crc = MutationPoint::ChannelDataChecksum.is_active().then_some(sum);
+                observe_unverified(&self.region, at, &mut buffer).map(|()| true)
+            } else {
+                observe_data(&self.region, at, &mut buffer, sum)
+            };
+            if !matches!(arrived, Ok(true)) {
+                return self.store_completion(sequence, STATUS_AGAIN, 0);
             }
         }
         let Some(session) = &mut self.serving else { return };
@@ -286,7 +295,7 @@ impl<M: Pmem> Server<M> {
         let class = if flags & FLAG_METADATA != 0 { Class::Metadata } else { Class::Unmarked };
         // Only changes can be FUA requests, whatever the entry says.
         let fua = flags & FLAG_FUA != 0 && changes(operation);
-        requests.push(Request { id: sequence, operation, range, fua, class, buffer });
+        requests.push(Request { id: sequence, operation, range, fua, class, data_crc, buffer });
     }
 
     /// The operation of an entry that can be executed.
@@ -331,7 +340,14 @@ impl<M: Pmem> Server<M> {
             let at = self.areas.server + session.shape.data(place as u32);
             data_crc = publish_data(&self.region, at, &completion.buffer);
         }
-        let status = completion.result.as_ref().map_or_else(|error| status_of(error.kind()), |()| 0);
+        let status = match &completion.result {
+            Ok(()) => 0,
+            // The data is not what the client has sent.
+            Err(error) if operation == Operation::Write && error.kind() == ErrorKind::Mismatch => {
+                STATUS_AGAIN
+            }
+            Err(error) => status_of(error.kind()),
+        };
         self.spare.give(completion.buffer);
         self.store_completion(sequence, status, data_crc);
     }

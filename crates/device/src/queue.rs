@@ -17,7 +17,7 @@ use crate::{
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cached::{Change, advance, look_up};
-use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER};
+use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, crc32c};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, BlkdevId, ByteRange, Class, Completion, Error, ErrorKind,
     OpToken, Operation, Origin, Request, Result, SpareBuffers, backing::BackingDone,
@@ -196,6 +196,9 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
 
     /// Submits a request. If it completes at once, its completion is in `done` when this returns.
     pub fn submit(&mut self, mut request: Request, done: &mut Vec<Completion>) {
+        if let Err(error) = request.check_data(crc32c) {
+            return self.end(request, Err(error), 0, done);
+        }
         if let Err(error) = self.check(request.operation, request.range, request.buffer.len()) {
             return self.end(request, Err(error), 0, done);
         }
@@ -228,8 +231,15 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             return Some(Ok(()));
         }
         let (operation, class) = (Operation::Write, self.class.get());
-        let parked =
-            |data| Request { id, operation, range, fua, class, buffer: AlignedBuffer::from_slice(data) };
+        let parked = |data| Request {
+            id,
+            operation,
+            range,
+            fua,
+            class,
+            data_crc: None,
+            buffer: AlignedBuffer::from_slice(data),
+        };
         // Borrowed: the count of an `Arc` is an atomic operation, and would wait for the stores of this write.
         let cache = match &*self.cache {
             Some(cache) if self.follows_route() => cache,
@@ -275,7 +285,15 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             return Some(Ok(()));
         }
         let operation = Operation::Read;
-        let parked = |buffer| Request { id, operation, range, fua: false, class: Class::Unmarked, buffer };
+        let parked = |buffer| Request {
+            id,
+            operation,
+            range,
+            fua: false,
+            class: Class::Unmarked,
+            data_crc: None,
+            buffer,
+        };
         let cache = match &*self.cache {
             Some(cache) if self.follows_route() => cache,
             _ => {

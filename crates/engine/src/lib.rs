@@ -40,11 +40,12 @@ mod worker;
 
 pub use bypass::{BypassReason, Bypassed};
 pub use cache::{
-    Admission, BYPASS_MAX, BackingTrouble, Bypass, BypassTicket, Cache, CacheMap, CacheStatus, CachedState,
-    CommonMoment, Comparison, DamagedRange, FlushTicket, Holding, IndexResize, LogEntry, LogSegmentView,
-    LogView, MAP_CELLS_MAX, MapCell, Miss, Pace, PaceReason, Part, Repair, Shrink, TOGETHER, ZeroProgress,
+    Admission, BYPASS_MAX, BackingTrouble, BatchedWrite, Bypass, BypassTicket, Cache, CacheMap, CacheStatus,
+    CachedState, CommonMoment, Comparison, DamagedRange, FlushTicket, Holding, IndexResize, LogEntry,
+    LogSegmentView, LogView, MAP_CELLS_MAX, MapCell, Miss, Pace, PaceReason, Part, Repair, Shrink, TOGETHER,
+    ZeroProgress,
 };
-pub use cbd_format::{Pin, PinKind};
+pub use cbd_format::{Pin, PinKind, crc32c};
 pub use lane::{HitCurve, RANKS};
 pub use members::{Beat, Host, Life, Member, Members, Proof};
 pub use metadata::MetadataPlace;

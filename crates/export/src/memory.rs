@@ -8,6 +8,7 @@
 //! may leave part of one.
 
 use crate::{BlockDevice, RequestQueue};
+use cbd_format::crc32c;
 use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Request, Result};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -69,6 +70,7 @@ impl<P: Pmem + ?Sized> MemoryQueue<P> {
     /// Executes a request except for the fence after its stores.
     fn run(&self, request: &mut Request) -> Result<()> {
         check(&self.geometry, request)?;
+        request.check_data(crc32c)?;
         let ByteRange { start, end } = request.range;
         match request.operation {
             Operation::Read => self.memory.load(start, &mut request.buffer)?,
@@ -235,7 +237,7 @@ mod tests {
         let mut done = Vec::new();
         let range = ByteRange::at(start, length);
         queue.submit(
-            Request { id: 7, operation, range, fua: false, class: Class::Unmarked, buffer },
+            Request { id: 7, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
             &mut done,
         );
         assert_eq!(queue.parked(), 0);
@@ -272,6 +274,7 @@ mod tests {
                 range,
                 fua: false,
                 class: Class::Unmarked,
+                data_crc: None,
                 buffer,
             };
             queue.submit_plugged(request, &mut done);

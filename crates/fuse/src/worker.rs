@@ -254,7 +254,15 @@ impl Worker {
             Some(free) => *free = pending,
             None => self.pending.push(pending),
         }
-        let request = Request { id: slot as u64, operation, range, fua, class: Class::Unmarked, buffer };
+        let request = Request {
+            id: slot as u64,
+            operation,
+            range,
+            fua,
+            class: Class::Unmarked,
+            data_crc: None,
+            buffer,
+        };
         self.queue.submit_plugged(request, &mut self.done);
         self.reply_completed();
     }

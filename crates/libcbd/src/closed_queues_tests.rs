@@ -86,6 +86,7 @@ fn submit(queue: &mut Queue, operation: Operation, first: u64, blocks: u64, byte
             range,
             fua: false,
             class: cbd_types::Class::Unmarked,
+            data_crc: None,
             buffer,
         })
         .unwrap();

@@ -262,7 +262,15 @@ impl Device {
         let range = ByteRange { start: offset, end: end_of(offset, length)? };
         let buffer = AlignedBuffer::default();
         self.with_queue(|queue| {
-            queue.submit(Request { id: 0, operation, range, fua, class: Class::Unmarked, buffer });
+            queue.submit(Request {
+                id: 0,
+                operation,
+                range,
+                fua,
+                class: Class::Unmarked,
+                data_crc: None,
+                buffer,
+            });
             queue.complete_one().map(drop)
         })
     }

@@ -113,6 +113,7 @@ fn a_queue_completes_each_of_many_requests_once() {
                 range,
                 fua: false,
                 class: cbd_types::Class::Unmarked,
+                data_crc: None,
                 buffer,
             })
             .unwrap();

@@ -64,7 +64,7 @@ impl Life {
         let mut done: Vec<Completion> = Vec::new();
         self.process.submit(
             0,
-            Request { id: 1, operation, range, fua: false, class: Class::Unmarked, buffer },
+            Request { id: 1, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
             &mut done,
         );
         for _ in 0..ROUNDS_MAX {

@@ -108,7 +108,10 @@ impl Client {
             Operation::Flush => (AlignedBuffer::default(), None, None),
         };
         let pending = PendingRequest { operation, range, fua, change, content, submitted: oracle.now() };
-        Some((pending, Request { id: 1, operation, range, fua, class: Class::Unmarked, buffer }))
+        Some((
+            pending,
+            Request { id: 1, operation, range, fua, class: Class::Unmarked, data_crc: None, buffer },
+        ))
     }
 
     /// Reports the completion of a request to the oracle, which checks the data of a read.

@@ -137,6 +137,7 @@ mod tests {
                 range: ByteRange::at(at, 4096),
                 fua: false,
                 class: Class::Unmarked,
+                data_crc: None,
                 buffer,
             },
             &mut done,

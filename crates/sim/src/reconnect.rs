@@ -283,6 +283,7 @@ impl World {
             range: wish.range,
             fua: wish.fua,
             class: Class::Unmarked,
+            data_crc: None,
             buffer,
         })
     }
@@ -399,9 +400,10 @@ impl World {
         let mut queue = self.server().queue();
         let (id, operation, mut done) = (0, Operation::Read, Vec::new());
         let buffer = AlignedBuffer::zeroed(range.len() as usize);
-        queue
-            .queue
-            .submit(Request { id, operation, range, fua: false, class: Class::Unmarked, buffer }, &mut done);
+        queue.queue.submit(
+            Request { id, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
+            &mut done,
+        );
         for _ in 0..STUCK {
             if let Some(Completion { result, buffer, .. }) = done.pop() {
                 return result.map_or_else(|error| panic!("reading {range}: {error}"), |()| buffer.to_vec());

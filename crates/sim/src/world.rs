@@ -486,8 +486,15 @@ impl World {
         let id = self.next_id;
         self.next_id += 1;
         let buffer = AlignedBuffer::zeroed(range.len() as usize);
-        let request =
-            Request { id, operation: Operation::Read, range, fua: false, class: Class::Unmarked, buffer };
+        let request = Request {
+            id,
+            operation: Operation::Read,
+            range,
+            fua: false,
+            class: Class::Unmarked,
+            data_crc: None,
+            buffer,
+        };
         let mut done = Vec::new();
         self.process().submit(0, request, &mut done);
         self.wait_until(|world| {

@@ -226,7 +226,15 @@ fn use_it(memory: &CrashMemory, disk: &SimDisk, random: &mut Seeded) -> bool {
         let buffer = AlignedBuffer::zeroed(if has_data { range.len() as usize } else { 0 });
         process.submit(
             0,
-            Request { id, operation, range, fua: id % 7 == 0, class: Class::Unmarked, buffer },
+            Request {
+                id,
+                operation,
+                range,
+                fua: id % 7 == 0,
+                class: Class::Unmarked,
+                data_crc: None,
+                buffer,
+            },
             &mut done,
         );
         for _ in 0..20 {

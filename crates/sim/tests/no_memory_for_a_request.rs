@@ -223,8 +223,8 @@ fn a_long_write_without_memory_for_its_checksums_fails_and_the_next_is_done() {
 fn of_writes_that_are_submitted_at_once_only_those_without_memory_fail() {
     let cache = without_scratch();
     let (long, short) = ([6; LONG], [7; 4096]);
-    let writes: [(ByteRange, &[u8]); 2] =
-        [(ByteRange::at(0, LONG as u64), &long), (ByteRange::at(CHUNK, 4096), &short)];
+    let writes =
+        [(ByteRange::at(0, LONG as u64), &long[..]).into(), (ByteRange::at(CHUNK, 4096), &short[..]).into()];
     let mut results = Vec::with_capacity(2);
     without(SCRATCH, || {
         cache.write_together(cbd_types::Class::Unmarked, &writes, Waker::noop(), |number, result| {

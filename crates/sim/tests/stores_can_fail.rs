@@ -253,7 +253,7 @@ fn writes_that_share_a_fence_with_one_whose_record_was_not_stored_are_not_acknow
     // The first segment with a log belongs to lane 0, which is second in the batch.
     small.memory.fail(ByteRange::at(small.log() + PAGE, 2 * PAGE));
     let data = [9; BLOCK as usize];
-    let writes = [1, 0, 2].map(|lane| (ByteRange::at(lane * DEVICE + BLOCK, BLOCK), &data[..]));
+    let writes = [1, 0, 2].map(|lane| (ByteRange::at(lane * DEVICE + BLOCK, BLOCK), &data[..]).into());
     let mut results = Vec::new();
     small.cache.write_together(cbd_types::Class::Unmarked, &writes, Waker::noop(), |number, result| {
         results.push((number, result.unwrap_err().kind()));
@@ -277,7 +277,8 @@ fn no_record_follows_a_record_of_a_write_batch_that_was_not_stored() {
     // As above: a record in the next page pair of lane 0 would be stored.
     small.memory.fail(ByteRange::at(small.log() + PAGE, 2 * PAGE));
     for sector in 100..170 {
-        let writes = [0, 1].map(|lane| (ByteRange::at(lane * DEVICE + sector * 512, 512), &[9; 512][..]));
+        let writes =
+            [0, 1].map(|lane| (ByteRange::at(lane * DEVICE + sector * 512, 512), &[9; 512][..]).into());
         small.cache.write_together(cbd_types::Class::Unmarked, &writes, Waker::noop(), |_, result| {
             assert_eq!(result.unwrap_err().kind(), ErrorKind::Media);
         });
@@ -310,6 +311,7 @@ fn fua_at_once(failing: impl Fn(&Small) -> ByteRange) -> [Option<ErrorKind>; 3] 
             range,
             fua: lane != 1,
             class: Class::Unmarked,
+            data_crc: None,
             buffer,
         };
         queue.submit_plugged(request, &mut done);

@@ -161,7 +161,7 @@ impl Scene {
             let id = asked.len() as u64;
             asked.push((change, submitted));
             queue.queue.submit_plugged(
-                Request { id, operation, range, fua, class: Class::Unmarked, buffer },
+                Request { id, operation, range, fua, class: Class::Unmarked, data_crc: None, buffer },
                 &mut done,
             );
         }

@@ -89,7 +89,15 @@ impl Rig {
 
     fn write_range(&mut self, id: u64, range: ByteRange, fua: bool) {
         let buffer = AlignedBuffer::from_slice(&vec![(id as u8).wrapping_add(1); range.len() as usize]);
-        let request = Request { id, operation: Operation::Write, range, fua, class: Class::Unmarked, buffer };
+        let request = Request {
+            id,
+            operation: Operation::Write,
+            range,
+            fua,
+            class: Class::Unmarked,
+            data_crc: None,
+            buffer,
+        };
         self.queue.submit_plugged(request, &mut self.done);
     }
 
@@ -332,6 +340,7 @@ fn the_last_of_many_writes_to_a_block_survives_a_power_cut() {
             range: block,
             fua: false,
             class: Class::Unmarked,
+            data_crc: None,
             buffer: AlignedBuffer::default(),
         };
         rig.queue.submit_plugged(request, &mut rig.done);
@@ -355,8 +364,15 @@ fn requests_other_than_single_piece_writes_follow_held_writes() {
     rig.write(1, CHUNK, false);
     let buffer = AlignedBuffer::zeroed(BLOCK as usize);
     let range = ByteRange::at(CHUNK, BLOCK);
-    let read =
-        Request { id: 2, operation: Operation::Read, range, fua: false, class: Class::Unmarked, buffer };
+    let read = Request {
+        id: 2,
+        operation: Operation::Read,
+        range,
+        fua: false,
+        class: Class::Unmarked,
+        data_crc: None,
+        buffer,
+    };
     rig.queue.submit_plugged(read, &mut rig.done);
     let done = rig.answered(3);
     assert_eq!((done[2].id, &done[2].buffer[..]), (2, &[2; BLOCK as usize][..]));
@@ -370,8 +386,15 @@ fn the_last_of_two_overlapping_writes_determines_the_content() {
     rig.answered(2);
     let range = ByteRange::at(0, BLOCK + 512);
     let buffer = AlignedBuffer::zeroed(range.len() as usize);
-    let read =
-        Request { id: 2, operation: Operation::Read, range, fua: false, class: Class::Unmarked, buffer };
+    let read = Request {
+        id: 2,
+        operation: Operation::Read,
+        range,
+        fua: false,
+        class: Class::Unmarked,
+        data_crc: None,
+        buffer,
+    };
     rig.queue.submit(read, &mut rig.done);
     let done = rig.answered(1);
     assert!(done[0].buffer[..512].iter().all(|byte| *byte == 1));

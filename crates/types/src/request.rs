@@ -1,6 +1,6 @@
 //! A client's request to a block device, through any export.
 
-use crate::{AlignedBuffer, ByteRange, Result};
+use crate::{AlignedBuffer, ByteRange, Error, ErrorKind, Result};
 
 /// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -47,12 +47,14 @@ pub struct Request {
     pub fua: bool,
     /// The class of its data.
     pub class: Class,
+    /// The CRC32C of a write's data, if whoever has sent it has computed one: other data is not stored.
+    pub data_crc: Option<u32>,
     /// As long as `range` for reads and writes, empty otherwise. The completion returns the buffer.
     pub buffer: AlignedBuffer,
 }
 
 impl Request {
-    /// A request without a class.
+    /// A request without a class and without a checksum.
     #[must_use]
     pub const fn unmarked(
         id: u64,
@@ -61,7 +63,28 @@ impl Request {
         fua: bool,
         buffer: AlignedBuffer,
     ) -> Self {
-        Self { id, operation, range, fua, class: Class::Unmarked, buffer }
+        Self { id, operation, range, fua, class: Class::Unmarked, data_crc: None, buffer }
+    }
+
+    /// Compares the data with the checksum that has come with it, which is then of no interest any more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mismatch`]: the data must not be stored.
+    pub fn check_data(&mut self, crc32c: impl FnOnce(&[u8]) -> u32) -> Result<()> {
+        match self.data_crc.take() {
+            Some(sum) if sum != crc32c(&self.buffer) => Err(Self::other_data()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error of a write whose data is not what its checksum is of.
+    #[cold]
+    #[must_use]
+    pub fn other_data() -> Error {
+        Error::new(
+            ErrorKind::Mismatch,
+            "the data of the write differs from its checksum; nothing was written",
+        )
     }
 }
 

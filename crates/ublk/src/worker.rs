@@ -180,7 +180,7 @@ impl Worker {
         // The capacity of a buffer fits a positive 32-bit number.
         self.slots[slot] = Slot::Busy(task.operation, length as i32);
         let Task { operation, range, fua, class } = task;
-        let request = Request { id: slot as u64, operation, range, fua, class, buffer };
+        let request = Request { id: slot as u64, operation, range, fua, class, data_crc: None, buffer };
         if plugged {
             self.queue.submit_plugged(request, &mut self.done);
         } else {

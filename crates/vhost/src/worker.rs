@@ -340,7 +340,15 @@ impl Worker {
             && DeviceConfig::writes_through(self.setup.features, write_cache);
         self.bytes += buffer.len();
         self.submitted += 1;
-        let request = Request { id: u64::from(head), operation, range, fua, class: Class::Unmarked, buffer };
+        let request = Request {
+            id: u64::from(head),
+            operation,
+            range,
+            fua,
+            class: Class::Unmarked,
+            data_crc: None,
+            buffer,
+        };
         self.device.submit_plugged(request, &mut self.done);
         Ok(())
     }

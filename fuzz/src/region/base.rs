@@ -240,7 +240,7 @@ fn wish(id: u64, random: &mut Seeded) -> Request {
     if operation == Operation::Write {
         Content(id + 10).fill_range(range.start / SECTOR, SECTOR as usize, &mut buffer);
     }
-    Request { id, operation, range, fua: random.chance(100), class: Class::Unmarked, buffer }
+    Request { id, operation, range, fua: random.chance(100), class: Class::Unmarked, data_crc: None, buffer }
 }
 
 /// Damages the data of every write but the last, because no later evidence proves that the last one was complete.

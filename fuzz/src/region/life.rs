@@ -192,7 +192,15 @@ impl Living<'_> {
         self.waiting += 1;
         self.process.submit(
             0,
-            Request { id: self.next_id, operation, range, fua, class: Class::Unmarked, buffer },
+            Request {
+                id: self.next_id,
+                operation,
+                range,
+                fua,
+                class: Class::Unmarked,
+                data_crc: None,
+                buffer,
+            },
             &mut self.done,
         );
         self.take();

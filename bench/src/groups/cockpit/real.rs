@@ -90,7 +90,7 @@ impl Real {
         };
         self.read_bytes += if operation == Operation::Read { request.range.len() } else { 0 };
         let (range, class) = (request.range, Class::Unmarked);
-        let submitted = Submitted { id: 1, operation, range, fua: false, class, buffer };
+        let submitted = Submitted { id: 1, operation, range, fua: false, class, data_crc: None, buffer };
         self.queue.submit(submitted, &mut self.done);
         for _ in 0..ATTEMPTS {
             self.queue.poll(&mut self.done);

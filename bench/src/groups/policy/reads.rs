@@ -108,8 +108,15 @@ impl Blkdev {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(length as usize);
         let range = ByteRange::at(start, length);
-        let request =
-            Request { id: 1, operation: Operation::Read, range, fua: false, class: Class::Unmarked, buffer };
+        let request = Request {
+            id: 1,
+            operation: Operation::Read,
+            range,
+            fua: false,
+            class: Class::Unmarked,
+            data_crc: None,
+            buffer,
+        };
         self.disk.pass(CLIENT_US);
         // A thread is woken by what the disk has completed, and by its fills.
         self.queue.poll(&mut self.done);

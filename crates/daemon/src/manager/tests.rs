@@ -101,7 +101,10 @@ pub(super) fn execute_at(run: &RunningBackend, operation: Operation, offset: u64
     let mut done = Vec::new();
     let range = ByteRange::at(offset, 4096);
     let buffer = AlignedBuffer::zeroed(4096);
-    queue.submit(Request { id: 0, operation, range, fua: false, class: Class::Unmarked, buffer }, &mut done);
+    queue.submit(
+        Request { id: 0, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
+        &mut done,
+    );
     let end = Instant::now() + LIMIT;
     while done.is_empty() {
         assert!(Instant::now() < end, "the write does not complete");

@@ -7,7 +7,7 @@
 use super::{Queue, ending::complete};
 use crate::parked::Progress;
 use alloc::{sync::Arc, vec::Vec};
-use cbd_engine::{Admission, Cache, Environment, TOGETHER};
+use cbd_engine::{Admission, BatchedWrite, Cache, Environment, TOGETHER, crc32c};
 use cbd_types::{BackingQueue, ByteRange, Class, Completion, Error, Operation, Request, Result};
 
 /// The longest write that is held back for a batch: for longer writes the cost of a fence is relatively small.
@@ -31,7 +31,10 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             caching.and_then(|cache| Some((Arc::clone(cache), self.bypass_reason(cache, &request)?)));
         if let Some((cache, reason)) = around {
             self.unplug(done);
-            return self.submit_around(&cache, request, Some(reason), done);
+            return match request.check_data(crc32c) {
+                Ok(()) => self.submit_around(&cache, request, Some(reason), done),
+                Err(error) => self.end(request, Err(error), 0, done),
+            };
         }
         self.note_sample(request.operation, request.range);
         self.plugged.push(request);
@@ -49,7 +52,14 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         let cache = Arc::clone(&self.cache);
         match &*cache {
             Some(cache) if plugged.len() > 1 => self.write_together(cache, &mut plugged, done),
-            Some(cache) => plugged.drain(..).for_each(|request| self.change_cached(cache, request, done)),
+            Some(cache) => {
+                for mut request in plugged.drain(..) {
+                    match request.check_data(crc32c) {
+                        Ok(()) => self.change_cached(cache, request, done),
+                        Err(error) => self.end(request, Err(error), 0, done),
+                    }
+                }
+            }
             None => plugged.drain(..).for_each(|request| self.submit(request, done)),
         }
         self.plugged = plugged;
@@ -77,11 +87,11 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         requests: &mut Vec<Request>,
         done: &mut Vec<Completion>,
     ) {
-        let mut writes: [(ByteRange, &[u8]); TOGETHER] = [(ByteRange { start: 0, end: 0 }, &[]); TOGETHER];
+        let mut writes = [BatchedWrite::EMPTY; TOGETHER];
         let mut results = core::mem::take(&mut self.results);
         results.resize_with(requests.len(), || None);
         for (write, request) in writes.iter_mut().zip(&*requests) {
-            *write = (request.range, &request.buffer);
+            *write = BatchedWrite { data_crc: request.data_crc, ..(request.range, &*request.buffer).into() };
         }
         let begun = self.meter.begin_together(Operation::Write, requests.len() as u32);
         let begun_us = cache.begin_measured_write();
@@ -101,7 +111,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         }
         let forced = if count == 0 { Ok(()) } else { cache.force_unit_access(&ranges[..count]) };
         let (mut cached, mut bytes) = (0, 0);
-        for (request, result) in requests.drain(..).zip(results.drain(..)) {
+        for (mut request, result) in requests.drain(..).zip(results.drain(..)) {
             match result {
                 Some(Ok(Admission::Done(_))) => {
                     let forced = match &forced {
@@ -118,8 +128,14 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
                 }
                 Some(Err(error)) => self.end(request, Err(error), 0, done),
                 Some(Ok(Admission::Full)) | None => {
-                    let progress = Progress::Written(request.range.start);
-                    self.wait_for_space(request, progress, begun);
+                    // It is not known yet whether its data is what was sent.
+                    match request.check_data(crc32c) {
+                        Ok(()) => {
+                            let progress = Progress::Written(request.range.start);
+                            self.wait_for_space(request, progress, begun);
+                        }
+                        Err(error) => self.end(request, Err(error), 0, done),
+                    }
                 }
             }
         }

@@ -125,7 +125,15 @@ fn queue(discard_zeroes: bool) -> Tested {
 fn request(operation: Operation, start: u64, length: u64, fua: bool) -> Request {
     let bytes = if matches!(operation, Operation::Read | Operation::Write) { length } else { 0 };
     let buffer = AlignedBuffer::zeroed(bytes as usize);
-    Request { id: 9, operation, range: ByteRange::at(start, length), fua, class: Class::Unmarked, buffer }
+    Request {
+        id: 9,
+        operation,
+        range: ByteRange::at(start, length),
+        fua,
+        class: Class::Unmarked,
+        data_crc: None,
+        buffer,
+    }
 }
 
 /// Polls until no request is parked; returns the completions, and the operations that the disk received.

@@ -61,6 +61,8 @@ pub(crate) enum Lack {
     Space,
     /// Memory.
     Memory,
+    /// The data that the checksum is of which has come with it.
+    Data,
 }
 
 struct State {

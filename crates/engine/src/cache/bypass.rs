@@ -19,7 +19,10 @@
 //!
 //! Elsewhere: one lane (`lane::bypass`), the phases of a change to another mode (`base::mode`).
 
-use super::{Admission, Cache, write::no_memory};
+use super::{
+    Admission, Cache,
+    write::{no_memory, other_data},
+};
 use crate::{
     BypassReason, CacheMode, Consistency, Environment, Mutex, Settings,
     base::{Lack, Phase, Requester},
@@ -251,6 +254,7 @@ impl<E: Environment> Cache<E> {
             Lack::Space if waits => self.backing().check_not_stalled().map(|()| Bypass::Wait),
             Lack::Space => Ok(Bypass::Cached),
             Lack::Memory => no_memory().map(|_| Bypass::Wait),
+            Lack::Data => other_data(),
         }
     }
 

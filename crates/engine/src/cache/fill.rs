@@ -94,7 +94,7 @@ impl<E: Environment> Cache<E> {
         lane.announce(base);
         // A power failure may take from the backing device what went past the cache and no flush has covered.
         let kind = if self.has_unflushed_bypass() { RecordKind::WriteThrough } else { RecordKind::Fill };
-        let content = Content { kind, class: class_of(miss.class) };
+        let content = Content { class: class_of(miss.class), ..kind.into() };
         let requester = if is_pinned { Requester::Client } else { Requester::Optional };
         if self.record_clean(&mut state, content, miss.range, data, requester) {
             state.count_filled(miss.range.len());

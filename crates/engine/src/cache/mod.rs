@@ -64,7 +64,7 @@ pub(crate) use pace::{Moved, PaceBoard};
 pub use pace::{Pace, PaceReason};
 pub use resize::Shrink;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
-pub use together::TOGETHER;
+pub use together::{BatchedWrite, TOGETHER};
 pub use verify::{Comparison, Holding, Part, Repair};
 pub use view::{LogEntry, LogSegmentView, LogView};
 pub use write::Admission;

@@ -88,7 +88,7 @@ impl<E: Environment> Cache<E> {
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         base.pool().give_up(segments).map_err(|lack| match lack {
-            Lack::Memory => {
+            Lack::Memory | Lack::Data => {
                 Error::new(ErrorKind::System, "no memory for the list of segments that are given up")
             }
             Lack::Space => Error::new(ErrorKind::Busy, "the cache is giving up segments already"),

@@ -11,7 +11,7 @@
 
 use super::{
     Admission, Cache,
-    write::{class_of, no_memory},
+    write::{class_of, no_memory, other_data},
 };
 use crate::{
     Environment,
@@ -25,13 +25,36 @@ use core::task::Waker;
 /// Most writes that share a fence. Each holds its lane until the fence, so they are few compared to the lanes.
 pub const TOGETHER: usize = 8;
 
+/// One of the writes that are submitted together.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchedWrite<'a> {
+    /// Where.
+    pub range: ByteRange,
+    /// As long as `range`. It does not change meanwhile.
+    pub data: &'a [u8],
+    /// The CRC32C that the data must have; otherwise the write fails with [`ErrorKind::Mismatch`](cbd_types::ErrorKind::Mismatch), and
+    /// nothing has changed.
+    pub data_crc: Option<u32>,
+}
+
+impl BatchedWrite<'_> {
+    /// A write of nothing.
+    pub const EMPTY: Self = Self { range: ByteRange { start: 0, end: 0 }, data: &[], data_crc: None };
+}
+
+impl<'a> From<(ByteRange, &'a [u8])> for BatchedWrite<'a> {
+    fn from((range, data): (ByteRange, &'a [u8])) -> Self {
+        Self { range, data, data_crc: None }
+    }
+}
+
 impl<E: Environment> Cache<E> {
     /// Does `writes`, none of which is empty, in order, each as [`write`](Self::write) does, and calls `done` with the number and
     /// the result of each. If one finds no space, the others continue. The data of all is of `class`.
     pub fn write_together(
         &self,
         class: Class,
-        writes: &[(ByteRange, &[u8])],
+        writes: &[BatchedWrite<'_>],
         waker: &Waker,
         mut done: impl FnMut(usize, Result<Admission>),
     ) {
@@ -55,14 +78,14 @@ impl<E: Environment> Cache<E> {
     /// prefetches what they access in the index. Returns the number of these writes.
     fn hold<'a>(
         &'a self,
-        writes: &[(ByteRange, &[u8])],
+        writes: &[BatchedWrite<'_>],
         held: &mut [Option<LaneGuard<'a, E>>; TOGETHER],
     ) -> usize {
-        for (range, _) in writes.iter().take(held.len()) {
-            self.prefetched_lane(*range);
+        for write in writes.iter().take(held.len()) {
+            self.prefetched_lane(write.range);
         }
         let mut count = 0;
-        for (place, (range, _)) in held.iter_mut().zip(writes) {
+        for (place, BatchedWrite { range, .. }) in held.iter_mut().zip(writes) {
             let lane = self.lane_of(range.start);
             let guard = match count {
                 0 => lane.lock_for_request(self.base()),
@@ -86,16 +109,19 @@ impl<E: Environment> Cache<E> {
     fn write_held(
         &self,
         class: Class,
-        writes: &[(ByteRange, &[u8])],
+        writes: &[BatchedWrite<'_>],
         mut held: [Option<LaneGuard<'_, E>>; TOGETHER],
         waker: &Waker,
         mut done: impl FnMut(usize, Result<Admission>),
     ) {
-        let content = Content { kind: RecordKind::Write, class: class_of(class) };
+        let content = Content { class: class_of(class), ..RecordKind::Write.into() };
         let mut outcomes = [Held::Full; TOGETHER];
         let mut stored = self.base().region().nothing_in_flight();
-        for ((guard, outcome), (range, data)) in held.iter_mut().zip(&mut outcomes).zip(writes) {
+        for ((guard, outcome), BatchedWrite { range, data, data_crc }) in
+            held.iter_mut().zip(&mut outcomes).zip(writes)
+        {
             let Some(state) = guard else { break };
+            let content = Content { data_crc: *data_crc, ..content };
             *outcome = self.store_held(state, content, (*range, data), waker, &mut stored);
         }
         // One fence for all; only then are the lanes unlocked.
@@ -140,6 +166,7 @@ impl<E: Environment> Cache<E> {
             }
             Err(Lack::Space) => Held::Full,
             Err(Lack::Memory) => Held::NoMemory,
+            Err(Lack::Data) => Held::OtherData,
         }
     }
 
@@ -156,6 +183,7 @@ impl<E: Environment> Cache<E> {
             }
             Held::Past => Self::goes_past(waker),
             Held::NoMemory => no_memory(),
+            Held::OtherData => other_data(),
             // Both conditions are permanent, so the error is still set.
             Held::Stopped => self.base().gate().check_running().map(|()| Admission::Full),
             Held::RegionFailed => self.base().region().store_failure().map_or(Ok(Admission::Full), Err),
@@ -173,6 +201,8 @@ enum Held {
     Past,
     /// There was no memory for the request; nothing has changed.
     NoMemory,
+    /// The data is not what its checksum is of; nothing has changed.
+    OtherData,
     Stopped,
     RegionFailed,
 }

@@ -440,6 +440,7 @@ impl<E: Environment> Cache<E> {
             Ok(()) => base.region().check_stores(MutationPoint::WriteStoreCheck).map(|()| Repair::Done),
             Err(Lack::Space) => self.backing().check_not_stalled().map(|()| Repair::Full),
             Err(Lack::Memory) => super::write::no_memory().map(|_: Admission| Repair::Full),
+            Err(Lack::Data) => super::write::other_data(),
         }
     }
 }

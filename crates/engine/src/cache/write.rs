@@ -75,7 +75,7 @@ impl<E: Environment> Cache<E> {
         // A failed store may have been the lane's last record: a later record would prove that one, so none may follow.
         base.region().check_stores(MutationPoint::RecordAfterFailure)?;
         lane.announce(base);
-        let content = Content { kind: RecordKind::Write, class: class_of(class) };
+        let content = Content { class: class_of(class), ..RecordKind::Write.into() };
         let requester = Requester::Client;
         Ok(match state.commit::<E, BLOCKS>(base, content, range, data, requester, Some(waker)) {
             Ok((durable, _)) => {
@@ -87,6 +87,7 @@ impl<E: Environment> Cache<E> {
                 Admission::Full
             }
             Err(Lack::Memory) => return no_memory(),
+            Err(Lack::Data) => return other_data(),
         })
     }
 }
@@ -98,6 +99,13 @@ pub(super) const fn class_of(class: Class) -> RecordClass {
         Class::Unmarked => RecordClass::Unmarked,
         Class::Metadata => RecordClass::Metadata,
     }
+}
+
+/// The error of a write whose data is not what the checksum is of that has come with it.
+#[cold]
+#[inline(never)]
+pub(super) fn other_data<T>() -> Result<T> {
+    Err(cbd_types::Request::other_data())
 }
 
 /// The error of a request for which there is no memory. The request does not wait: no request is woken when memory becomes

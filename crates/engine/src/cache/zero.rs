@@ -1,6 +1,9 @@
 //! Discard and write-zeroes: a record without data, one for each lane that the range covers.
 
-use super::{Admission, Cache, write::no_memory};
+use super::{
+    Admission, Cache,
+    write::{no_memory, other_data},
+};
 use crate::{Environment, base::Lack};
 use cbd_format::record::RecordKind;
 use cbd_types::{ByteRange, MutationPoint, Result};
@@ -49,6 +52,7 @@ impl<E: Environment> Cache<E> {
                     self.backing().check_not_stalled()?;
                     return Ok(Admission::Full);
                 }
+                Err(Lack::Data) => return other_data(),
                 Err(Lack::Memory) => return no_memory(),
             };
             durable = stored;

@@ -193,6 +193,13 @@ impl LaneState {
         open.data_low
     }
 
+    /// Returns what was taken last.
+    pub(super) fn return_data(&mut self, length: u64) {
+        if let Some(open) = &mut self.open {
+            open.data_low += SegmentShape::data_bytes(length);
+        }
+    }
+
     /// Stores a record in the open segment, after [`make_room`](Self::make_room), with the next sequence number and the current
     /// epoch. The stores are in flight until the caller fences, which it does before it unlocks the lane.
     pub(super) fn append<E: Environment>(

@@ -17,6 +17,7 @@ use crate::{
     position::Location,
 };
 use alloc::vec::Vec;
+use cbd_format::crc32c;
 use cbd_format::record::{Record, RecordClass, RecordKind, blocks_in, checksum_lines};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, MutationPoint};
 use core::task::Waker;
@@ -33,13 +34,46 @@ pub(crate) const MANY_BLOCKS: usize = 257;
 pub(crate) struct Content {
     pub kind: RecordKind,
     pub class: RecordClass,
+    /// The CRC32C of its data, if that is known: other data gets no record.
+    pub data_crc: Option<u32>,
 }
 
 impl From<RecordKind> for Content {
     #[inline]
     fn from(kind: RecordKind) -> Self {
-        Self { kind, class: RecordClass::Unmarked }
+        Self { kind, class: RecordClass::Unmarked, data_crc: None }
     }
+}
+
+/// Copies the data of `range` to `at`, and stores the checksums of its blocks, if the cache has some, in `checksums`.
+#[inline]
+fn copy<E: Environment>(
+    base: &Base<E>,
+    range: ByteRange,
+    at: u64,
+    data: &[u8],
+    checksums: &mut [u32],
+) -> InFlight {
+    if base.identity().data_crc {
+        let first = (CHECKSUM_BLOCK - range.start % CHECKSUM_BLOCK).min(range.len());
+        return base.region().store_summed(at, data, first as usize, checksums);
+    }
+    // 3. Without checksums a torn write would go undetected, so make the data durable before a record can name it. With
+    //    checksums the fence of step 5 covers data and record.
+    let copied = base.region().store(at, data);
+    base.region().fence(MutationPoint::WriteDataFence, copied);
+    base.region().nothing_in_flight()
+}
+
+/// Whether data, whose blocks have these checksums as far as they are known, has another one than it must have.
+#[inline]
+fn differs(data_crc: Option<u32>, data: &[u8], checksums: &[u32]) -> bool {
+    let Some(data_crc) = data_crc else { return false };
+    let found = match checksums {
+        [whole] => *whole,
+        _ => crc32c(data),
+    };
+    data_crc != found && MutationPoint::WriteOtherData.is_active()
 }
 
 /// What the index takes of a record with data, besides its range.
@@ -54,7 +88,7 @@ impl LaneState {
     /// Stores a record with data, durably. The caller has set the lane's touched bit.
     ///
     /// # Errors
-    /// The missing resource; nothing has changed then.
+    /// The missing resource, [`Lack::Data`] if `data` has another checksum; nothing has changed then.
     pub(crate) fn commit<E: Environment, const BLOCKS: usize>(
         &mut self,
         base: &Base<E>,
@@ -88,7 +122,7 @@ impl LaneState {
         requester: Requester,
         waker: Option<&Waker>,
     ) -> Result<(InFlight, Location), Lack> {
-        let Content { kind, class } = content;
+        let Content { kind, class, data_crc } = content;
         debug_assert!(base.identity().lanes.is_in_one_chunk(range), "{range} is in several chunks");
         let blocks = if base.identity().data_crc { blocks_in(range) } else { 0 };
         let lines = if base.identity().data_crc { checksum_lines(range) } else { 0 };
@@ -123,16 +157,15 @@ impl LaneState {
             many = self.take_checksums();
             &mut many[..blocks]
         };
-        let copied = if base.identity().data_crc {
-            let first = (CHECKSUM_BLOCK - range.start % CHECKSUM_BLOCK).min(range.len());
-            base.region().store_summed(at, data, first as usize, checksums)
-        } else {
-            // 3. Without checksums a torn write would go undetected, so make the data durable before a record can name it. With
-            //    checksums the fence of step 5 covers data and record.
-            let copied = base.region().store(at, data);
-            base.region().fence(MutationPoint::WriteDataFence, copied);
-            base.region().nothing_in_flight()
-        };
+        let copied = copy(base, range, at, data, checksums);
+        if differs(data_crc, data, checksums) {
+            // Nothing names the copy: the next one may take its place.
+            self.return_data(range.len());
+            if BLOCKS > FEW_BLOCKS {
+                self.return_checksums(many);
+            }
+            return Err(Lack::Data);
+        }
 
         let in_parts = !(range.start | range.end).is_multiple_of(CHECKSUM_BLOCK);
         self.index.prefetch_further::<E>(start, keys, in_parts);

@@ -49,7 +49,7 @@ fn a_change_waits_for_a_bypass_that_it_overlaps_and_is_woken_at_its_end() {
     assert!(matches!(rig.cache.zero(block(3), true, &mut progress, &waker), Ok(Admission::Full)));
     assert!(matches!(rig.cache.begin_bypass(block(3), BypassReason::Mode, &waker), Ok(Bypass::Wait)));
     let mut waits = false;
-    rig.cache.write_together(Class::Unmarked, &[(block(3), &data)], &waker, |_, result| {
+    rig.cache.write_together(Class::Unmarked, &[(block(3), &data[..]).into()], &waker, |_, result| {
         waits = matches!(result, Ok(Admission::Full));
     });
     assert!(waits);
@@ -287,7 +287,7 @@ fn what_was_submitted_before_a_change_of_the_mode_makes_nothing_dirty_behind_it(
     let mut waits = 0;
     rig.cache.write_together(
         Class::Unmarked,
-        &[(block(3), &data), (block(4), &data)],
+        &[3, 4].map(|number| (block(number), &data[..]).into()),
         &waker,
         |_, result| {
             waits += u32::from(matches!(result, Ok(Admission::Full)));

@@ -2,8 +2,9 @@
 
 use super::Op;
 use super::rig::{Options, Rig, SECTOR};
-use crate::{Admission, ZeroProgress};
+use crate::{Admission, BatchedWrite, ZeroProgress};
 use alloc::{boxed::Box, sync::Arc, vec, vec::Vec};
+use cbd_format::crc32c;
 use cbd_types::{ByteRange, CHUNK, Class, Error, ErrorKind, LaneId, Result};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -25,7 +26,7 @@ fn zero(rig: &Rig, range: ByteRange) -> core::result::Result<bool, ErrorKind> {
 /// The outcomes of writes of a block each, by their numbers.
 fn together(rig: &Rig, blocks: &[u64]) -> Vec<core::result::Result<bool, ErrorKind>> {
     let data = [7; BLOCK as usize];
-    let writes: Vec<_> = blocks.iter().map(|number| (block(*number), &data[..])).collect();
+    let writes: Vec<_> = blocks.iter().map(|number| (block(*number), &data[..]).into()).collect();
     let mut outcomes = vec![None; blocks.len()];
     rig.cache.write_together(Class::Unmarked, &writes, &rig.waker, |number, result| {
         outcomes[number] = Some(outcome(result))
@@ -91,7 +92,7 @@ fn a_cache_that_is_stopped_while_writes_are_done_together_does_no_more_of_them()
     let rig = Rig::new(Options::default());
     let data = [7; BLOCK as usize];
     // They are in one lane, so each has a fence of its own.
-    let writes = [(block(0), &data[..]), (block(1), &data[..])];
+    let writes = [0, 1].map(|number| (block(number), &data[..]).into());
     let mut outcomes = Vec::new();
     rig.cache.write_together(Class::Unmarked, &writes, &rig.waker, |number, result| {
         rig.cache.stop();
@@ -211,6 +212,45 @@ fn a_request_whose_own_store_fails_is_not_acknowledged() {
 }
 
 #[test]
+fn data_that_is_not_what_its_checksum_is_of_is_not_written() {
+    for data_crc in [true, false] {
+        let rig = Rig::new(Options { data_crc, ..Options::default() });
+        let write = |range: ByteRange, sum: fn(u32) -> u32| {
+            let data = vec![2; range.len() as usize];
+            let write = BatchedWrite { range, data: &data, data_crc: Some(sum(crc32c(&data))) };
+            let mut result = Ok(false);
+            rig.cache.write_together(Class::Unmarked, &[write], &rig.waker, |_, done| result = outcome(done));
+            result
+        };
+        let range = ByteRange::at(0, 8 * BLOCK);
+        assert!((0..8).all(|number| rig.write(block(number), 1)));
+        for (start, length) in [(0, BLOCK), (SECTOR, SECTOR), (0, 2 * BLOCK), (SECTOR, 4 * BLOCK)] {
+            let (part, records) = (ByteRange::at(start, length), rig.cache.status().dirty_records);
+            // More often than there is space for.
+            for _ in 0..500 {
+                assert_eq!(write(part, |sum| sum ^ 1), Err(ErrorKind::Mismatch), "{part}");
+            }
+            assert_eq!(rig.cache.status().dirty_records, records);
+            assert!(rig.read(range).iter().all(|byte| *byte == 1), "{part}");
+            assert_eq!(write(part, |sum| sum), Ok(true), "{part}");
+            assert_eq!(rig.read(part), vec![2; length as usize]);
+            assert!(rig.write(part, 1));
+        }
+        let data = [3; BLOCK as usize];
+        let batch = [Some(crc32c(&data) ^ 1), Some(crc32c(&data)), None].into_iter().zip(0..);
+        let batch: Vec<_> = batch
+            .map(|(data_crc, number)| BatchedWrite { range: block(number), data: &data, data_crc })
+            .collect();
+        let mut results = Vec::new();
+        rig.cache.write_together(Class::Unmarked, &batch, &rig.waker, |_, done| results.push(outcome(done)));
+        assert_eq!(results, [Err(ErrorKind::Mismatch), Ok(true), Ok(true)]);
+        let rig = rig.reopened();
+        let firsts = rig.read(range).chunks(BLOCK as usize).map(|block| block[0]).collect::<Vec<_>>();
+        assert_eq!(firsts, [1, 3, 3, 1, 1, 1, 1, 1], "the next process finds the same");
+    }
+}
+
+#[test]
 fn long_writes_and_long_fills_are_cached_as_short_ones_are() {
     let options = Options { device: 6 * CHUNK, segments: 40, ..Options::default() };
     let rig = Rig::new(options);
@@ -218,9 +258,14 @@ fn long_writes_and_long_fills_are_cached_as_short_ones_are() {
         // Far from the begin of the device, too.
         for start in [0, 5 * CHUNK].map(|far| far + number as u64 * 16 * BLOCK + SECTOR) {
             let (range, data) = (ByteRange::at(start, length), vec![number as u8 + 1; length as usize]);
-            rig.cache.write_together(Class::Unmarked, &[(range, &data)], &rig.waker, |_, result| {
-                assert_eq!(outcome(result), Ok(true));
-            });
+            rig.cache.write_together(
+                Class::Unmarked,
+                &[(range, &data[..]).into()],
+                &rig.waker,
+                |_, result| {
+                    assert_eq!(outcome(result), Ok(true));
+                },
+            );
             assert_eq!(rig.read(range), data);
             let read = ByteRange::at(start + 8 * BLOCK, length);
             let filled = rig.cache.status().filled_bytes;

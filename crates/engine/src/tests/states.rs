@@ -131,7 +131,7 @@ fn a_stopped_cache_refuses_everything_and_marks_its_lanes() {
     assert_eq!(kind(rig.cache.read(block(0), &mut [0; 4096], &mut Vec::new())), stopped);
     let mut results = Vec::new();
     let data = [1; 4096];
-    let writes = [(block(0), &data[..]), (block(1), &data[..])];
+    let writes = [0, 1].map(|number| (block(number), &data[..]).into());
     rig.cache.write_together(Class::Unmarked, &writes, &rig.waker, |number, result| {
         results.push((number, kind(result)))
     });
@@ -291,7 +291,8 @@ fn writes_that_come_together_share_a_fence_where_their_lanes_differ() {
     let together = |writes: &[(ByteRange, &[u8])]| {
         rig.transport.region().memory().take_ops();
         let mut done = Vec::new();
-        rig.cache.write_together(Class::Unmarked, writes, &rig.waker, |number, result| {
+        let writes: Vec<_> = writes.iter().map(|write| (*write).into()).collect();
+        rig.cache.write_together(Class::Unmarked, &writes, &rig.waker, |number, result| {
             assert!(matches!(result, Ok(Admission::Done(_))));
             done.push(number);
         });

@@ -230,7 +230,7 @@ impl Victim {
         let lane = cache.lane(self.lane);
         let mut state = lane.lock();
         lane.announce(base);
-        let content = Content { kind: RecordKind::Fill, class: *class };
+        let content = Content { class: *class, ..RecordKind::Fill.into() };
         if *is_kept {
             // A write may have replaced some of the blocks while they were copied.
             let mut at = *range;

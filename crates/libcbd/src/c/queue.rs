@@ -151,6 +151,7 @@ impl Inside {
             range,
             fua,
             class: cbd_types::Class::Unmarked,
+            data_crc: None,
             buffer,
         });
         self.taken(id, taken)

@@ -7,7 +7,7 @@ use crate::crash::until_crash;
 use crate::hosts::HostMemory;
 use crate::random::Seeded;
 use cbd_channel::Client;
-use cbd_types::{AlignedBuffer, ByteRange, Completion, Operation, Region, Request};
+use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Completion, Operation, Region, Request};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -124,6 +124,9 @@ impl Using<'_> {
         let first = random.below(SECTORS - length + 1).min(if random.chance(700) { 4 } else { SECTORS });
         let range = if operation == Operation::Flush {
             ByteRange::at(0, 0)
+        } else if random.chance(100) {
+            // A whole block: the device compares its data with the checksum.
+            ByteRange::at(random.below(SECTORS * SECTOR / CHECKSUM_BLOCK) * CHECKSUM_BLOCK, CHECKSUM_BLOCK)
         } else {
             ByteRange::at(first * SECTOR, length * SECTOR)
         };

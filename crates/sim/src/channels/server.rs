@@ -10,6 +10,7 @@ use crate::crash::until_crash;
 use crate::hosts::HostMemory;
 use crate::random::Seeded;
 use cbd_channel::{Exclusion, Server, ServerState};
+use cbd_format::crc32c;
 use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Region, Request};
 use std::sync::Arc;
 
@@ -160,7 +161,10 @@ impl Serving<'_> {
     fn execute(&mut self, taken: Taken, random: &mut Seeded) {
         let Taken { channel, ticket, is_former, mut request } = taken;
         let mut stored = None;
-        let result = if random.chance(self.scene.refused_permille) {
+        let result = if let Err(error) = request.check_data(crc32c) {
+            self.scene.truth.lock().count("other_data");
+            Err(error)
+        } else if random.chance(self.scene.refused_permille) {
             Err(Error::new(ErrorKind::Backing, "the device refuses it"))
         } else {
             if !self.scene.is_hostile {

@@ -120,8 +120,15 @@ impl Neighbour {
         buffer: AlignedBuffer,
     ) -> Result<AlignedBuffer, String> {
         self.next_id += 1;
-        let request =
-            Request { id: self.next_id, operation, range, fua: false, class: Class::Unmarked, buffer };
+        let request = Request {
+            id: self.next_id,
+            operation,
+            range,
+            fua: false,
+            class: Class::Unmarked,
+            data_crc: None,
+            buffer,
+        };
         let Some((caching, client)) = &mut self.running else { return Err(String::from("it does not run")) };
         let mut done = Vec::new();
         act_as(CLIENT);

@@ -105,6 +105,7 @@ impl World {
             range: wish.range,
             fua: wish.fua,
             class: Class::Unmarked,
+            data_crc: None,
             buffer,
         })
     }

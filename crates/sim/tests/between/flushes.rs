@@ -82,7 +82,8 @@ fn a_flush_waits_for_records_that_are_being_stored() {
                 act_as(WRITER);
             };
             act_as(WRITER);
-            let writes = [0, 1].map(|chunk| (ByteRange::at(chunk * CHUNK, BLOCK), &[2; BLOCK as usize][..]));
+            let writes =
+                [0, 1].map(|chunk| (ByteRange::at(chunk * CHUNK, BLOCK), &[2; BLOCK as usize][..]).into());
             let zero = |discard| {
                 let (range, waker) = (ByteRange::at(0, BLOCK), Waker::noop());
                 let done = rig.cache.zero(range, discard, &mut ZeroProgress::default(), waker);

@@ -44,7 +44,7 @@ impl Opened {
         let mut done = Vec::new();
         self.process.submit(
             0,
-            Request { id: 1, operation, range, fua: false, class: Class::Unmarked, buffer },
+            Request { id: 1, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
             &mut done,
         );
         for _ in 0..100_000 {

@@ -312,6 +312,8 @@ mutation_points! {
     WriteDataFence = "write.data.fence",
     /// A write is durable when it completes.
     WriteFence = "write.fence",
+    /// A write stores no data but that which its sender's checksum is of.
+    WriteOtherData = "write.other-data",
     /// Writes that share a fence are durable when they complete.
     WriteTogetherFence = "write.together.fence",
     /// Writes that share a fence are not stored behind a record that was not stored.

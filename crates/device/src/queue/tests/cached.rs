@@ -3,6 +3,7 @@
 mod ahead;
 mod around;
 mod figures;
+mod integrity;
 mod route;
 mod verify;
 
@@ -186,6 +187,7 @@ fn write(id: u64, start: u64, length: u64, value: u8) -> Request {
         range: ByteRange::at(start, length),
         fua: false,
         class: Class::Unmarked,
+        data_crc: None,
         buffer,
     }
 }

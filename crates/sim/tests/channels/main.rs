@@ -1,5 +1,7 @@
 //! A channel between two hosts: each request is executed as if once, in order, whatever dies.
 
+mod data;
+
 use cbd_channel::{Areas, Client, Server, ServerState};
 use cbd_format::{ChannelCompletion, ChannelShape, ServerHeader, Submission};
 use cbd_sim::crash::until_crash;
@@ -30,6 +32,7 @@ fn requests_complete_once_and_in_order_whatever_dies() {
         "error",
         "nudge",
         "damage",
+        "other_data",
         "former",
         "replaced_by_former",
         "held",
