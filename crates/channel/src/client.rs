@@ -88,8 +88,6 @@ pub struct Client<M: Pmem> {
     repeated: u64,
     /// What is in flight.
     places: Places<Part>,
-    /// A data place that is probably free: the one behind the last that was used.
-    next_place: usize,
     /// What is not in flight yet, in order.
     waiting: VecDeque<Part>,
     wholes: Vec<Option<Whole>>,
@@ -119,7 +117,6 @@ impl<M: Pmem> Client<M> {
             stores: 0,
             repeated: 0,
             places: Places::new(&shape)?,
-            next_place: 0,
             waiting: VecDeque::new(),
             wholes: Vec::new(),
             free: Vec::new(),
@@ -239,7 +236,7 @@ impl<M: Pmem> Client<M> {
         }
         let mut index = 0;
         while index < self.waiting.len() && self.is_entry_free() {
-            let Some(place) = self.places.free(self.next_place) else { return };
+            let Some(place) = self.places.free() else { return };
             let part = self.waiting[index];
             if self.has_to_wait(&part, index) {
                 index += 1;
@@ -252,7 +249,7 @@ impl<M: Pmem> Client<M> {
 
     /// Whether something is in flight, or before this part in the line, that it must not overtake.
     fn has_to_wait(&self, part: &Part, index: usize) -> bool {
-        let in_flight = self.places.iter().any(|(_, earlier)| part.waits_for(earlier));
+        let in_flight = self.places.latest().any(|earlier| part.waits_for(earlier));
         in_flight || self.waiting.range(..index).any(|earlier| part.waits_for(earlier))
     }
 
@@ -269,7 +266,6 @@ impl<M: Pmem> Client<M> {
         self.submitted += 1;
         self.stores += 1;
         self.places.put(place, part);
-        self.next_place = (place + 1) % self.places.count();
         self.store_part(&part, place);
     }
 

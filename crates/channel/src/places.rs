@@ -17,6 +17,8 @@ pub trait Submitted: Copy {
 pub struct Places<T> {
     items: Vec<Option<T>>,
     in_flight: usize,
+    /// The place behind the one that was given last.
+    next: usize,
     /// By the place in the ring of submissions: the data place of the last one there.
     of_entries: Vec<usize>,
 }
@@ -32,7 +34,7 @@ impl<T: Submitted> Places<T> {
         reserve(&mut of_entries, shape.entries() as usize)?;
         items.resize(shape.places() as usize, None);
         of_entries.resize(shape.entries() as usize, 0);
-        Ok(Self { items, in_flight: 0, of_entries })
+        Ok(Self { items, in_flight: 0, next: 0, of_entries })
     }
 
     /// How many places there are.
@@ -55,10 +57,16 @@ impl<T: Submitted> Places<T> {
         self.items.iter().enumerate().filter_map(|(place, item)| Some((place, item.as_ref()?)))
     }
 
-    /// A free place, the first one from `next` on.
-    pub fn free(&self, next: usize) -> Option<usize> {
-        let (before, from) = self.items.split_at(next);
-        let later = from.iter().position(Option::is_none).map(|place| next + place);
+    /// The same without places, the latest ones first: with few in flight only few places are looked at.
+    pub fn latest(&self) -> impl Iterator<Item = &T> {
+        let (before, from) = self.items.split_at(self.next);
+        before.iter().rev().chain(from.iter().rev()).flatten().take(self.in_flight)
+    }
+
+    /// A free place. Places are used in turn.
+    pub fn free(&self) -> Option<usize> {
+        let (before, from) = self.items.split_at(self.next);
+        let later = from.iter().position(Option::is_none).map(|place| self.next + place);
         later.or_else(|| before.iter().position(Option::is_none))
     }
 
@@ -66,6 +74,7 @@ impl<T: Submitted> Places<T> {
     pub fn put(&mut self, place: usize, item: T) {
         let entry = self.entry_of(item.sequence());
         self.of_entries[entry] = place;
+        self.next = (place + 1) % self.items.len();
         if self.items[place].replace(item).is_none() {
             self.in_flight += 1;
         }
@@ -106,6 +115,7 @@ impl<T: Submitted> Places<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
 
     impl Submitted for u64 {
         fn sequence(&self) -> u64 {
@@ -141,11 +151,21 @@ mod tests {
     fn places_are_used_in_turn() {
         let shape = ChannelShape::new(3, 4096).expect("it is possible");
         let mut places = Places::new(&shape).expect("there is memory");
-        places.put(1, 5);
-        assert_eq!([0, 1, 2].map(|next| places.free(next)), [Some(0), Some(2), Some(2)]);
-        places.put(2, 6);
-        assert_eq!([0, 1, 2].map(|next| places.free(next)), [Some(0); 3]);
-        places.put(0, 7);
-        assert_eq!(places.free(1), None);
+        let mut used = Vec::new();
+        for sequence in 0..3 {
+            used.extend(places.free());
+            places.put(used[sequence as usize], sequence);
+        }
+        assert_eq!((used, places.free()), (vec![0, 1, 2], None));
+        assert_eq!(places.latest().copied().collect::<Vec<_>>(), [2, 1, 0]);
+        for (place, next) in [(1, Some(1)), (0, Some(0)), (2, Some(0))] {
+            places.take(place);
+            assert_eq!(places.free(), next, "place {place} is free, too");
+        }
+        places.put(1, 3);
+        assert_eq!((places.free(), places.latest().collect::<Vec<_>>()), (Some(2), vec![&3]));
+        places.put(2, 4);
+        places.put(0, 5);
+        assert_eq!(places.latest().copied().collect::<Vec<_>>(), [5, 4, 3]);
     }
 }
