@@ -74,23 +74,25 @@ struct RegionFacts {
 
 /// The backends of other hosts whose disks can be compared with those of this machine. On another machine another disk has the same
 /// path and the same numbers of the kernel; one disk that two hosts of one machine name is refused by its lock.
-fn comparable(handle: &TransportHandle) -> Vec<BackendEntry> {
-    let mut others = handle.entries_of_others();
-    if handle.living.is_some() {
-        others.retain(|entry| Identity::parse(&entry.identity).is_ok_and(|identity| !identity.is_weak()));
+fn comparable(handle: &TransportHandle) -> Result<Vec<BackendEntry>> {
+    if handle.living.is_none() {
+        return Ok(handle.entries_of_others());
     }
-    others
+    let mut others = handle
+        .transport
+        .backends_of_others()
+        .context(|| format!("looking for the disk among the backends of other hosts of {}", handle.path))?;
+    others.retain(|entry| Identity::parse(&entry.identity).is_ok_and(|identity| !identity.is_weak()));
+    Ok(others)
 }
 
 impl RegionFacts {
-    fn of(transport_handles: &[TransportHandle], path: &str, looked: &Result<Disk>) -> Self {
+    fn of(transport_handles: &[TransportHandle], path: &str, looked: &Result<Disk>) -> Result<Self> {
         let former = looked.as_ref().map_or(Ok(()), |disk| {
             transport_handles.iter().try_for_each(|handle| refuse_former(&handle.transport, disk, path))
         });
-        Self {
-            others: transport_handles.iter().map(|handle| (handle.id, comparable(handle))).collect(),
-            former,
-        }
+        let others = transport_handles.iter().map(|handle| Ok((handle.id, comparable(handle)?)));
+        Ok(Self { others: others.collect::<Result<_>>()?, former })
     }
 
     /// The backends of a transport, of all hosts.
@@ -246,7 +248,7 @@ impl Manager {
         self.fixed.guard.check(Path::new(path), "a backing device")?;
         refuse_served(&*self.tables()?, path, &nodes)?;
         let looked = Disk::inspect(path);
-        let elsewhere = RegionFacts::of(&self.transport_handles()?, path, &looked);
+        let elsewhere = RegionFacts::of(&self.transport_handles()?, path, &looked)?;
         let mut tables = self.tables()?;
         running(&tables, transport)?;
         refuse_served(&tables, path, &nodes)?;

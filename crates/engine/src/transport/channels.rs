@@ -80,7 +80,7 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in a region of one host; [`ErrorKind::NotFound`] if no other host has the backend;
-    /// [`ErrorKind::Busy`] if there is a blkdev on it and not both are `shared`; [`ErrorKind::NoSpace`] without a free row or segment;
+    /// [`ErrorKind::Busy`] if there is a blkdev on it and not both are `shared`, and while it is being moved; [`ErrorKind::NoSpace`] without a free row or segment;
     /// [`ErrorKind::AlreadyExists`] for a name that is taken; errors of reading and storing.
     pub fn create_remote_blkdev(&self, spec: &BlkdevSpec, name: Option<&Name>) -> Result<BlkdevId> {
         let (members, member) = self.members().ok_or_else(of_one_host)?;
@@ -91,6 +91,13 @@ impl<E: Environment> Transport<E> {
         let owner = members.owner(Object::Backend(spec.backend.0))?.ok_or_else(not_found)?;
         if owner == member.id {
             return Err(not_found());
+        }
+        if !self.is_taken_over(spec.backend)? {
+            let text = format!(
+                "backend {} was moved to host {}, which has not taken it over: see whether that is alive (host-list)",
+                spec.backend, owner.0
+            );
+            return Err(Error::new(ErrorKind::Busy, text));
         }
         let export = FieldText::new("export", &spec.export)?;
         self.refuse_beside_others(spec, &below.uuid)?;

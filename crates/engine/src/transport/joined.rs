@@ -18,7 +18,7 @@ use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, Layout, Object, SharedLayout, SlotContent,
     tables::{STATE_ACTIVE, STATE_INCOMING},
 };
-use cbd_types::{Error, ErrorKind, HostId, MutationPoint, Name, Region, Result};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, MutationPoint, Name, Region, Result};
 
 /// How long the number of groups that no host has is used before it is looked up again.
 const FREE_GROUPS_MS: u64 = 5000;
@@ -333,7 +333,8 @@ impl<E: Environment> Transport<E> {
         own + free
     }
 
-    /// The backends of the other hosts of the region, as they have stored them.
+    /// The backends of the other hosts of the region, as they have stored them, also those that were moved to a host that has not taken
+    /// them over.
     ///
     /// # Errors
     /// Errors of reading.
@@ -342,11 +343,27 @@ impl<E: Environment> Transport<E> {
         self.rows_of_others(RowKind::Backend, &mut |id, layout| {
             let row = self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, id);
             // A row that is being stored, or that cannot be: it is shown the next time.
-            if let Some(row) = row.content().filter(|row| row.state.get() == STATE_ACTIVE) {
+            let Some(row) = row.content() else { return };
+            if matches!(row.state.get(), STATE_ACTIVE | STATE_INCOMING) {
                 found.extend(backend_entry(id, row));
             }
         })?;
         Ok(found)
+    }
+
+    /// Whether another host has a backend, and has taken it over if it was moved there.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub fn is_taken_over(&self, backend: BackendId) -> Result<bool> {
+        let mut is_taken_over = false;
+        self.rows_of_others(RowKind::Backend, &mut |id, layout| {
+            if id == backend.0 {
+                let row = self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, id);
+                is_taken_over = row.content().is_some_and(|row| row.state.get() == STATE_ACTIVE);
+            }
+        })?;
+        Ok(is_taken_over)
     }
 
     /// The blkdevs of the other hosts of the region, as they have stored them.

@@ -47,6 +47,21 @@ fn the_row_of_a_move_stays_while_this_host_answers_it_and_is_freed_afterwards() 
 }
 
 #[test]
+fn a_backend_that_was_handed_over_is_known_to_all_hosts_before_it_is_taken_over() {
+    let world = handed_over();
+    let known = |host: usize| {
+        let others = world.hosts[host].backends_of_others().expect("they can be read");
+        others.into_iter().map(|entry| (entry.id, entry.path, entry.host)).collect::<Vec<_>>()
+    };
+    let expected = [(world.id(), world.backend.path.clone(), id(B))];
+    assert_eq!([A, C].map(known), [&expected; 2], "another cache of its disk is refused");
+    assert!(![A, C].iter().any(|host| world.hosts[*host].is_taken_over(world.id()).expect("it can be read")));
+    world.follow(B);
+    assert_eq!([A, C].map(known), [&expected; 2]);
+    assert!([A, C].iter().all(|host| world.hosts[*host].is_taken_over(world.id()).expect("it can be read")));
+}
+
+#[test]
 fn a_backend_that_is_on_its_way_keeps_its_number() {
     let world = handed_over();
     let b = &world.hosts[B];
