@@ -475,13 +475,22 @@ impl<M: Pmem> Client<M> {
         self.is_closed
     }
 
+    /// Whether no request of this session, which has ended, is executed any more. Requests that the server had begun then may have been.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        let verify = |line: &_| ServerHeader::decode(line).verify();
+        let header = observe_header(&self.region, self.areas.server, verify);
+        header.is_some_and(|header| header.client.get() != self.session || header.state.get() != SERVER_READY)
+    }
+
     /// Uses another area of the server from now on. No server uses the former one any more; what the one in the new area has not
     /// completed is submitted again to it.
     pub const fn follow(&mut self, server: u64) {
         self.areas.server = server;
     }
 
-    /// Ends the session. What is in flight may still be executed, and completes with an error, as each later request does.
+    /// Ends the session. What is in flight may still be executed until it [is over](Self::is_over), and completes with an error, as each
+    /// later request does.
     pub fn end(&mut self, done: &mut Vec<Completion>) {
         self.store_header(true);
         self.end_all(done);

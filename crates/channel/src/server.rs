@@ -223,22 +223,52 @@ impl<M: Pmem> Server<M> {
         }
         if self.former.is_some() {
             self.look_at_client()?;
-            self.former = None;
+            if let Some(former) = self.former.take().filter(|_| self.serving.is_none()) {
+                // The client has ended its session meanwhile.
+                self.store_header(SERVER_CLOSED, former.client);
+            }
         }
-        let mut has_taken = false;
+        let (mut has_taken, before) = (false, requests.len());
         // Bounded, whatever the client stores.
         for _ in 0..self.serving.as_ref().map_or(0, |session| session.places.count()) {
             let Some(found) = self.next_submission() else { break };
             has_taken = true;
             self.take(&found, requests);
         }
-        self.idle = if has_taken { 0 } else { self.idle + 1 };
+        if has_taken && self.has_client_left() {
+            self.return_requests(requests.drain(before..));
+            self.look_closely();
+        } else {
+            self.idle = if has_taken { 0 } else { self.idle + 1 };
+        }
         let is_serving = self.state() == ServerState::Serving;
         if !is_serving || self.idle >= IDLE_POLLS {
             self.idle = 0;
             self.look_at_client()?;
         }
         Ok(())
+    }
+
+    /// Whether the client has ended the session, or another one is to follow: this process may have been paused since then.
+    fn has_client_left(&self) -> bool {
+        let Some(session) = &self.serving else { return true };
+        let header =
+            observe_header(&self.region, self.areas.client, |line| ClientHeader::decode(line).verify());
+        let has_left = header
+            .is_some_and(|header| header.is_closed.get() != 0 || header.session.get() != session.client);
+        has_left && MutationPoint::ChannelEnded.is_active()
+    }
+
+    /// Forgets requests that were taken and not handed out.
+    fn return_requests(&mut self, requests: impl Iterator<Item = Request>) {
+        for request in requests {
+            if let Some(session) = &mut self.serving
+                && let Some(place) = session.places.find(request.id)
+            {
+                session.places.take(place);
+            }
+            self.spare.give(request.buffer);
+        }
     }
 
     fn next_submission(&mut self) -> Option<Submission> {
@@ -392,6 +422,8 @@ impl<M: Pmem> Server<M> {
             }
             self.ended = session.client;
             self.serving = None;
+            // The client waits until none of its requests is executed any more.
+            self.store_header(SERVER_CLOSED, self.ended);
         }
         let is_new = !is_closed && header.session.get() != self.ended;
         if is_new { self.begin(&header) } else { Ok(()) }

@@ -356,6 +356,30 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
         channel.client = None;
         channel.deliver_to_all();
     }
+
+    /// As [`close`](Self::close), and waits up to `limit` until no request can be executed any more. False if that is not known: the other
+    /// host has not said so.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] without a descriptor: it is not known either.
+    pub fn close_and_wait(&self, limit: Duration) -> Result<bool> {
+        let mut channel = self.channel.lock();
+        let has_requests = channel.in_flight() > 0;
+        channel.end();
+        let client = channel.client.take();
+        channel.deliver_to_all();
+        drop(channel);
+        let Some(client) = client.filter(|_| has_requests) else { return Ok(true) };
+        let (mut pause, end) = (Pause::new()?, Instant::now() + limit);
+        while !client.is_over() {
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+            pause.begin(WAIT_MAX);
+            cbd_export::wait_any(&[pause.descriptor()], Some(limit))?;
+        }
+        Ok(true)
+    }
 }
 
 impl<M: Pmem + 'static> Drop for RemoteDevice<M> {
@@ -368,8 +392,16 @@ impl<M: Pmem + 'static> Drop for RemoteDevice<M> {
 
 impl<M: Pmem + 'static> BlockDevice for RemoteDevice<M> {
     fn geometry(&self) -> Geometry {
-        // Only the size of a device changes.
-        let now = self.channel.lock().client.as_ref().and_then(Client::geometry);
+        // Only the size of a device changes, also while there are no requests.
+        let mut channel = self.channel.lock();
+        channel.look_for_loss();
+        let Channel { client, found, .. } = &mut *channel;
+        if let Some(client) = client {
+            client.look_closely();
+            client.poll(found);
+        }
+        channel.deliver_to_all();
+        let now = channel.client.as_ref().and_then(Client::geometry);
         Geometry { size: now.map_or(self.first.size, |now| now.size), ..self.first }
     }
 

@@ -98,6 +98,7 @@ impl Service {
                 set: WaitSet::new(),
                 stores: 0,
                 has_woken: false,
+                has_given_up: false,
                 shared: of_thread,
             }
             .run()
@@ -184,6 +185,8 @@ struct Serving<M: Pmem> {
     stores: u64,
     /// Whether that host slept then.
     has_woken: bool,
+    /// Whether requests of a client that has left were cancelled.
+    has_given_up: bool,
     shared: Arc<Shared>,
 }
 
@@ -201,6 +204,7 @@ impl<M: Pmem> Serving<M> {
             if !is_stopping {
                 self.server.poll(&mut requests)?;
             }
+            self.give_up_left(&mut done);
             let has_worked = self.execute(&mut requests, &mut done);
             if !is_settled && self.server.is_settled() {
                 is_settled = true;
@@ -269,6 +273,18 @@ impl<M: Pmem> Serving<M> {
             }
         }
         has_worked
+    }
+
+    /// Cancels requests that wait for space once their client has left.
+    fn give_up_left(&mut self, done: &mut Vec<Completion>) {
+        let is_closing =
+            self.shared.stop.load(Ordering::Acquire) && self.shared.closes.load(Ordering::Relaxed);
+        let is_left = is_closing || self.server.state() == ServerState::Settling;
+        if is_left && !std::mem::replace(&mut self.has_given_up, is_left) {
+            self.queue.give_up(done);
+        } else if !is_left {
+            self.has_given_up = false;
+        }
     }
 
     /// Whether the client of the session wakes the thread.

@@ -165,6 +165,14 @@ impl SwitchDevice {
         self.0.state.lock().held_since.is_some()
     }
 
+    /// How many requests are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let slots = self.0.state.lock().slots.clone();
+        // Without the lock of the state, which a queue takes while it has its own.
+        slots.iter().map(|slot| slot.inside.lock().held.len()).sum()
+    }
+
     /// For how long requests have been held; `None` if they are not.
     #[must_use]
     pub fn held_for(&self) -> Option<Duration> {

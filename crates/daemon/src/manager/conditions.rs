@@ -500,19 +500,24 @@ pub(super) fn of_hosts(transport: u32, path: &str, hosts: &[SeenHost]) -> Observ
     Observed { transport, backend: None, topic, path: path.to_owned(), fault, is_present: true, count: None }
 }
 
-/// The sample of a block device on a backend of another host: for how long its requests have waited for that host, and its name.
+/// The sample of a block device on a backend of another host: for how long its requests have waited for that host, its name, and whether
+/// it is alive.
 pub(super) fn of_remote_blkdev(
     (transport, path): (u32, &str),
     id: BlkdevId,
     backend: BackendId,
-    waiting: Option<(Duration, String)>,
+    waiting: Option<(Duration, String, bool)>,
 ) -> Observed {
-    let fault = waiting.map(|(age, host)| {
+    let fault = waiting.map(|(age, host, is_alive)| {
+        let why = if is_alive {
+            "that host is alive: its status says why, as a full cache or a disk that is slow or fails"
+        } else {
+            "that host gives no sign of life; none fails, and they go on when it is back"
+        };
         let text = format!(
-            "requests to block device {id} have waited for host {host}, which has its backend {backend}; none fails, and they go on \
-             when that host is back"
+            "requests to block device {id} have waited for host {host}, which has its backend {backend}; {why}"
         );
-        Fault { key: host, text, age }
+        Fault { key: format!("{host} {is_alive}"), text, age }
     });
     let (topic, backend) = (Topic::RemoteBlkdev, Some(backend));
     Observed { transport, backend, topic, path: path.to_owned(), fault, is_present: true, count: None }

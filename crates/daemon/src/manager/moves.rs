@@ -117,11 +117,14 @@ impl Manager {
                 Err(Error::new(ErrorKind::InvalidArgument, text))
             }
             (false, false) => {
-                handle.host_with(id)?;
-                let text = format!(
-                    "backend {id} is on neither this host nor {}: move it from one of the two",
-                    request.to
-                );
+                let text = if handle.host_with(id)? == to {
+                    format!("backend {id} is on host {} already", request.to)
+                } else {
+                    format!(
+                        "backend {id} is on neither this host nor {}: move it from one of the two",
+                        request.to
+                    )
+                };
                 Err(Error::new(ErrorKind::InvalidArgument, text))
             }
         }
@@ -425,9 +428,17 @@ impl Move<'_> {
             Some(MoveAnswer::Refused(why)) => Some(why),
             _ => None,
         };
-        let is_over = || refusal().is_some() || self.refuse_stopping().is_err();
-        poll_until(Instant::now() + HOLD_LIMIT, || hosts.iter().all(|host| self.is_held(*host)) || is_over());
+        let name = self.handle.host_name(self.to);
+        let is_over = || refusal().is_some() || self.refuse_stopping().is_err() || self.has_left(self.to);
+        let are_held = || hosts.iter().all(|host| self.need_not_hold(*host));
+        poll_until(Instant::now() + HOLD_LIMIT, || are_held() || is_over());
         self.refuse_stopping()?;
+        if self.has_left(self.to) {
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("host {name} has left the transport; nothing was moved"),
+            ));
+        }
         if let Some(why) = refusal() {
             let host = self.handle.host_name(self.to);
             return Err(refused(&host, &transport.backend(self.id)?.path, why));
@@ -439,9 +450,20 @@ impl Move<'_> {
         self.handle.transport.answer_to_move(host, self.number) == Some(MoveAnswer::Held)
     }
 
+    /// Whether a host holds its requests, or has left, so that it has none.
+    fn need_not_hold(&self, host: HostId) -> bool {
+        self.is_held(host) || (host != self.to && self.has_left(host))
+    }
+
+    /// Whether a host was cleared, or has ended.
+    fn has_left(&self, host: HostId) -> bool {
+        let members = self.handle.transport.members();
+        members.is_some_and(|(members, _)| matches!(members.host(host), Ok(None)))
+    }
+
     /// Refuses if a host does not hold its requests, or not any more: a process that has ended meanwhile holds nothing.
     fn refuse_unheld(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
-        let Some(late) = hosts.iter().find(|host| !self.is_held(**host)) else { return Ok(()) };
+        let Some(late) = hosts.iter().find(|host| !self.need_not_hold(**host)) else { return Ok(()) };
         let host = self.handle.host_name(*late);
         Err(Error::new(
             ErrorKind::TimedOut,
@@ -548,7 +570,7 @@ impl Move<'_> {
     }
 
     fn is_there(&self) -> bool {
-        let others = self.handle.entries_of_others();
-        others.iter().any(|entry| entry.id == self.id)
+        // What cannot be read now is looked at again.
+        self.handle.transport.is_taken_over(self.id).unwrap_or(false)
     }
 }

@@ -17,7 +17,9 @@ use super::slots::TransportHandle;
 use super::tasks::{Stage, Task, poll_until};
 use super::transport::{Running, running, running_mut};
 use super::{Fixed, Manager, stopping};
-use crate::api::{BlkdevClass, BlkdevInfo, BlkdevStopped, RemoteBlkdevStatus, StartBlkdev, StopBlkdev};
+use crate::api::{
+    BlkdevClass, BlkdevInfo, BlkdevStopped, HostInfo, RemoteBlkdevStatus, StartBlkdev, StopBlkdev,
+};
 use crate::events::EventName;
 use crate::exports::{ExportChoice, device_name, labels};
 use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev, RemoteState};
@@ -33,6 +35,9 @@ use std::time::{Duration, Instant};
 
 /// How long a command waits for the other host, which looks for new devices each second.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a block device that is stopped by force waits until its requests are executed no more.
+const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
 /// Time between two attempts to open a device.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of a command for a device that another worker has.
@@ -54,6 +59,8 @@ pub(super) struct RemoteSlot {
     gone: u32,
     /// Whether both hosts woke each other at the last look.
     woken: bool,
+    /// Bytes of the device at the last look.
+    size: Option<u64>,
 }
 
 /// A device that was taken out of the tables. The worker must put it back, or remove it.
@@ -68,7 +75,16 @@ impl RemoteSlot {
         let name = name_while_closed(fixed, transport, row.entry.id);
         let mut blkdev = BlkdevSlot::closed(row.entry.clone(), name);
         blkdev.left = Some(fixed.context.left(&identity_of(&row)));
-        Self { row, blkdev, device: None, is_taken: false, due: Instant::now(), gone: 0, woken: false }
+        Self {
+            row,
+            blkdev,
+            device: None,
+            is_taken: false,
+            due: Instant::now(),
+            gone: 0,
+            woken: false,
+            size: None,
+        }
     }
 
     /// The row of `dev-list`.
@@ -84,16 +100,25 @@ impl RemoteSlot {
     fn info_of_host(&self, host: &str) -> BlkdevInfo {
         let mut info = self.blkdev.info(self.row.entry.id);
         info.alive &= !self.device.as_ref().is_some_and(|device| device.is_ended());
-        if let Some(waiting) = self.waits_too_long() {
+        // What else says that they are held says for how long.
+        let is_said = self.device.is_none() && self.blkdev.error.is_none() && self.blkdev.is_held();
+        if let Some(waiting) = self.waits_too_long().filter(|_| !is_said) {
             let text = format!("requests have waited for host {host} for {} s", waiting.as_secs());
             info.error = Some(info.error.map_or_else(|| text.clone(), |error| format!("{error}; {text}")));
         }
         info
     }
 
-    /// For how long requests have waited for the other host, if that is shown.
+    /// For how long requests have waited for the other host, also those that are held until another one serves the backend.
+    fn waiting(&self) -> Option<Duration> {
+        let in_flight = self.device.as_ref().and_then(|device| device.waiting());
+        let held = self.blkdev.switch.as_ref().filter(|switch| switch.held() > 0);
+        in_flight.max(held.and_then(|switch| switch.held_for()))
+    }
+
+    /// The same, if it is shown.
     fn waits_too_long(&self) -> Option<Duration> {
-        self.device.as_ref().and_then(|device| device.waiting()).filter(|waiting| *waiting > SHOWN_WAIT)
+        self.waiting().filter(|waiting| *waiting > SHOWN_WAIT)
     }
 
     fn status(&self, handle: &TransportHandle) -> RemoteBlkdevStatus {
@@ -101,12 +126,13 @@ impl RemoteSlot {
         let backend_host = handle.host_name(self.row.owner);
         let mut info = self.info_of_host(&backend_host);
         info.operations = device.map(|device| remote_operations(device)).unwrap_or_default();
-        let waiting = device.and_then(|device| device.waiting()).unwrap_or_default();
+        let waiting = self.waiting().unwrap_or_default();
+        let held = self.blkdev.switch.as_ref().map_or(0, |switch| switch.held());
         RemoteBlkdevStatus {
             info,
             backend_host_id: self.row.owner.0,
             backend_host,
-            in_flight: device.map_or(0, |device| device.in_flight() as u64),
+            in_flight: (device.map_or(0, |device| device.in_flight()) + held) as u64,
             waiting_ms: u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX),
             woken: device.is_some_and(|device| device.is_woken()),
         }
@@ -114,7 +140,12 @@ impl RemoteSlot {
 
     /// The sample of its requests, for the log.
     fn observed(&self, handle: &TransportHandle, path: &str) -> Observed {
-        let waiting = self.waits_too_long().map(|age| (age, handle.host_name(self.row.owner)));
+        let waiting = self.waits_too_long().map(|age| {
+            let owner = self.row.owner;
+            let is_it = |host: &HostInfo| host.host_id == owner.0 && host.alive;
+            let is_alive = handle.hosts().is_ok_and(|hosts| hosts.iter().any(is_it));
+            (age, handle.host_name(owner), is_alive)
+        });
         let (id, backend) = (self.row.entry.id, self.row.entry.backend);
         conditions::of_remote_blkdev((handle.id, path), id, backend, waiting)
     }
@@ -128,6 +159,7 @@ impl RemoteSlot {
             due: self.due,
             gone: self.gone,
             woken: self.woken,
+            size: self.size,
         };
         std::mem::replace(self, shown)
     }
@@ -535,9 +567,16 @@ impl TakenRemote {
         if has_ended && !request.force {
             slot.blkdev.refuse_if_used()?;
         }
+        let mut unconfirmed = None;
         if let Some(device) = slot.device.as_ref().filter(|_| request.force) {
             // Its clients see errors, and the threads of its export end.
-            device.close();
+            if !device.close_and_wait(CONFIRM_LIMIT).unwrap_or(false) {
+                unconfirmed = Some(format!(
+                    "host {} has not said that it executes no more requests of this block device: those that were in flight may still be \
+                     executed there, also after later ones of others; see whether it is alive (host-list)",
+                    handle.host_name(slot.row.owner)
+                ));
+            }
         }
         // Where each request fails, no close can wait until the kernel has written its dirty pages.
         let unended = slot.blkdev.close_for_good(request.force || has_ended)?;
@@ -553,6 +592,7 @@ impl TakenRemote {
         handle.transport.remove_blkdev(*id)?;
         let (event, backend) = (EventName::BlkdevStopped.name(), slot.row.entry.backend.0);
         tracing::info!(transport = handle.id, blkdev = id.0, event, backend, "stopped");
-        Ok(BlkdevStopped { warnings: lost.into_iter().chain(unended).chain(still_allowed).collect() })
+        let warnings = unconfirmed.into_iter().chain(lost).chain(unended).chain(still_allowed);
+        Ok(BlkdevStopped { warnings: warnings.collect() })
     }
 }

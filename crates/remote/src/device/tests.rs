@@ -140,3 +140,35 @@ fn a_queue_that_is_about_to_sleep_sees_the_end_of_the_session() {
     let ended = done.pop().expect("it has ended");
     assert_eq!((ended.id, ended.result.map_err(|error| error.kind())), (1, Err(ErrorKind::Stopped)));
 }
+
+#[test]
+fn a_device_that_is_closed_waits_until_no_request_is_executed_any_more() {
+    let short = Duration::from_millis(20);
+    let (device, _peer) = connected();
+    assert_eq!(device.close_and_wait(short).map_err(|error| error.kind()), Ok(true), "nothing is in flight");
+    let (device, mut peer) = connected();
+    let mut first = queue(&device);
+    submit(&mut first, 1);
+    peer.server.poll(&mut peer.requests).expect("memory");
+    submit(&mut first, 2);
+    let later = Duration::from_secs(20);
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| device.close_and_wait(later));
+        while device.channel.lock().client.is_some() {
+            std::thread::yield_now();
+        }
+        peer.server.poll(&mut peer.requests).expect("memory");
+        peer.server.poll(&mut peer.requests).expect("memory");
+        assert_eq!(peer.requests.len(), 1, "the second one has not begun");
+        assert!(!closing.is_finished(), "the first one has");
+        peer.complete();
+        peer.server.poll(&mut peer.requests).expect("memory");
+        assert!(closing.join().expect("no panic").expect("a descriptor"));
+    });
+    assert_eq!(poll(&mut first).len(), 2, "each has its completion");
+    // The other host is paused.
+    let (device, _peer) = connected();
+    let mut second = queue(&device);
+    submit(&mut second, 1);
+    assert_eq!(device.close_and_wait(short).map_err(|error| error.kind()), Ok(false));
+}

@@ -7,17 +7,21 @@ use crate::wake::testing::listener;
 use cbd_channel::{Areas, Client};
 use cbd_export::MemoryDevice;
 use cbd_pmem::Mapping;
+use cbd_types::{AlignedBuffer, ByteRange, Geometry, Operation};
 
 const AREA: u64 = 1 << 20;
 const SESSION: u64 = 7;
 
 /// A thread's state with a client, which is woken by it.
 fn serving() -> (Serving<Mapping>, Client<Mapping>, ClientWake) {
+    let memory = Arc::new(Mapping::anonymous(AREA).expect("memory"));
+    serving_of(&MemoryDevice::new(memory, 512).expect("a device"))
+}
+
+fn serving_of(device: &dyn BlockDevice) -> (Serving<Mapping>, Client<Mapping>, ClientWake) {
     let region = Arc::new(Region::new(Mapping::anonymous(2 * AREA).expect("memory")));
     let areas = Areas { client: 0, server: AREA };
     let place = ChannelUse { areas, area_bytes: AREA, session: 9, is_lost: Arc::default() };
-    let memory = Arc::new(Mapping::anonymous(AREA).expect("memory"));
-    let device = MemoryDevice::new(memory, 512).expect("a device");
     let shape = shape_for(AREA).expect("there is one");
     let client = Client::open(Arc::clone(&region), areas, shape, SESSION).expect("memory");
     let (blkdev, changes) = (BlkdevId(0), Arc::<Changes>::default());
@@ -38,6 +42,7 @@ fn serving() -> (Serving<Mapping>, Client<Mapping>, ClientWake) {
         set: WaitSet::new(),
         stores: 0,
         has_woken: false,
+        has_given_up: false,
         shared: Arc::default(),
     };
     serving.fill_set();
@@ -73,4 +78,80 @@ fn a_thread_that_is_woken_by_the_end_of_a_connection_sees_that_of_the_session() 
     serving.sleep(false, Duration::ZERO).expect("a wait");
     assert!(serving.wake.is_none());
     assert_eq!(poll(&mut serving), ServerState::Alone);
+}
+
+/// A device whose requests wait until they are given up.
+struct Full(Geometry);
+
+impl BlockDevice for Full {
+    fn geometry(&self) -> Geometry {
+        self.0
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        Ok(Box::new(FullQueue(Vec::new())))
+    }
+}
+
+struct FullQueue(Vec<Request>);
+
+impl RequestQueue for FullQueue {
+    fn submit(&mut self, request: Request, _: &mut Vec<Completion>) {
+        self.0.push(request);
+    }
+
+    fn poll(&mut self, _: &mut Vec<Completion>) {}
+
+    fn give_up(&mut self, done: &mut Vec<Completion>) {
+        let given_up = || Err(Error::new(ErrorKind::Stopped, "given up"));
+        done.extend(self.0.drain(..).map(|Request { id, buffer, .. }| Completion {
+            id,
+            result: given_up(),
+            buffer,
+        }));
+    }
+
+    fn parked(&self) -> usize {
+        self.0.len()
+    }
+
+    fn wait_descriptors(&self) -> Vec<std::os::fd::RawFd> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn requests_that_wait_for_space_are_given_up_when_their_client_has_left() {
+    let memory = Arc::new(Mapping::anonymous(AREA).expect("memory"));
+    let full = Full(MemoryDevice::new(memory, 512).expect("a device").geometry());
+    for closes in [false, true] {
+        let (mut serving, mut client, _wake) = serving_of(&full);
+        let (mut requests, mut done) = (Vec::new(), Vec::new());
+        client.poll(&mut done);
+        let (range, buffer) = (ByteRange::at(0, 512), AlignedBuffer::zeroed(512));
+        client.submit(Request::unmarked(1, Operation::Write, range, false, buffer), &mut done);
+        let turn =
+            |serving: &mut Serving<Mapping>, requests: &mut Vec<Request>, done: &mut Vec<Completion>| {
+                serving.server.look_closely();
+                serving.server.poll(requests).expect("memory");
+                serving.give_up_left(done);
+                serving.execute(requests, done);
+            };
+        for _ in 0..3 {
+            turn(&mut serving, &mut requests, &mut done);
+        }
+        assert_eq!((serving.server.in_flight(), done.len()), (1, 0), "it waits");
+        if closes {
+            serving.shared.closes.store(true, Ordering::Relaxed);
+            serving.shared.stop.store(true, Ordering::Release);
+        } else {
+            client.end(&mut done);
+            done.clear();
+        }
+        for _ in 0..3 {
+            turn(&mut serving, &mut requests, &mut done);
+        }
+        assert_eq!(serving.server.in_flight(), 0, "closes: {closes}");
+        assert_eq!(serving.queue.begun(), 0);
+    }
 }

@@ -1,4 +1,4 @@
-//! Data that does not arrive as it was sent.
+//! Data that does not arrive as it was sent, and requests that their client has given up.
 
 use super::*;
 use cbd_format::crc32c;
@@ -32,4 +32,46 @@ fn a_write_whose_data_has_not_arrived_is_submitted_again_and_fails_in_the_end() 
         let expected = if tries == 1 { None } else { Some(ErrorKind::Media) };
         assert_eq!((rig.ended(), rig.client.repeated()), (vec![(0, expected)], u64::from(tries.min(3))));
     }
+}
+
+#[test]
+fn what_a_client_has_left_in_its_ring_is_not_executed_once_its_session_has_ended() {
+    // The server is paused, and so is its successor.
+    for dies in [false, true] {
+        let mut rig = Rig::new();
+        for id in 0..3 {
+            let range = ByteRange::at(id * 4096, 4096);
+            let request = Request::unmarked(id, Operation::Write, range, false, AlignedBuffer::zeroed(4096));
+            rig.client.submit(request, &mut rig.done);
+        }
+        rig.client.end(&mut rig.done);
+        assert_eq!(rig.ended().len(), 3);
+        assert!(!rig.client.is_over(), "the server may execute them");
+        if dies {
+            restart(&mut rig, 33);
+            assert!(!rig.client.is_over());
+        }
+        for _ in 0..100 {
+            rig.server.poll(&mut rig.taken).expect("there is memory");
+        }
+        assert_eq!((ids(&rig.taken), rig.server.in_flight()), (vec![], 0));
+        assert_eq!((rig.server.state(), rig.client.is_over()), (ServerState::Alone, true), "dies: {dies}");
+    }
+}
+
+#[test]
+fn a_session_is_over_once_the_requests_that_have_begun_are_complete() {
+    let mut rig = Rig::new();
+    rig.submit(0, Operation::Write, ByteRange::at(0, 4096));
+    assert_eq!(ids(&rig.taken), [0]);
+    rig.client.end(&mut rig.done);
+    rig.poll();
+    assert!(!rig.client.is_over());
+    rig.complete();
+    assert!(rig.client.is_over());
+    // Another client's session hides that of this one.
+    let second = Client::open(region(&rig.medium, 2), areas(), shape(), 12).expect("there is memory");
+    let former = std::mem::replace(&mut rig.client, second);
+    rig.poll();
+    assert!(rig.client.geometry().is_some() && former.is_over());
 }

@@ -192,6 +192,8 @@ mutation_points! {
     ChannelSequence = "channel.sequence",
     /// A request waits for those before it that overlap it: one that is executed again does not undo a later one.
     ChannelOverlap = "channel.overlap",
+    /// Requests of a client that has ended its session do not begin.
+    ChannelEnded = "channel.ended",
     /// The requests of a former session end before those of the next one begin.
     ChannelSettle = "channel.settle",
     /// After a change of the server requests in flight are submitted again.

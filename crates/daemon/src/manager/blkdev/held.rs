@@ -26,6 +26,11 @@ impl BlkdevSlot {
         ))
     }
 
+    /// Whether its requests are held for a move.
+    pub fn is_held(&self) -> bool {
+        self.switch.as_ref().is_some_and(|switch| switch.is_held())
+    }
+
     /// Holds its requests, and waits until none is in flight.
     ///
     /// # Errors

@@ -184,8 +184,10 @@ fn hosts_that_give_no_sign_of_life_are_named_until_they_do() {
 fn requests_that_wait_for_another_host_are_named_until_they_do_not() {
     let now = Instant::now();
     let mut conditions = Conditions::default();
+    let mut is_alive = true;
     let mut lines = |waiting_s: Option<u64>, seconds: u64| -> Vec<(Option<EventName>, Option<u32>, String)> {
-        let waiting = waiting_s.map(|seconds| (Duration::from_secs(seconds), "b".to_owned()));
+        is_alive &= seconds < 14;
+        let waiting = waiting_s.map(|seconds| (Duration::from_secs(seconds), "b".to_owned(), is_alive));
         let observed = of_remote_blkdev((0, "/r"), BlkdevId(7), BackendId(1), waiting);
         let lines = conditions.sample(&[observed], now + Duration::from_secs(seconds));
         lines.into_iter().map(|line| (line.event, line.backend.map(|backend| backend.0), line.text)).collect()
@@ -194,6 +196,12 @@ fn requests_that_wait_for_another_host_are_named_until_they_do_not() {
     let [(event, backend, text)] = &lines(Some(4), 10)[..] else { panic!("one line") };
     assert_eq!((*event, *backend), (Some(EventName::BlkdevWaiting), Some(1)));
     assert!(text.starts_with("/r: requests to block device 7 have waited for host b"), "{text}");
+    assert!(text.ends_with(
+        "that host is alive: its status says why, as a full cache or a disk that is slow or fails"
+    ));
+    assert!(lines(Some(7), 13).is_empty());
+    let [(_, _, text)] = &lines(Some(8), 14)[..] else { panic!("one line") };
+    assert!(text.ends_with("gives no sign of life; none fails, and they go on when it is back"), "{text}");
     assert!(lines(Some(9), 15).is_empty());
     let [(event, _, text)] = &lines(None, 16)[..] else { panic!("one line") };
     assert_eq!(*event, Some(EventName::BlkdevResumed));

@@ -10,6 +10,7 @@ use crate::manager::slots::TransportHandle;
 use crate::manager::transport::{running, running_mut};
 use crate::manager::{Fixed, Manager};
 use cbd_engine::{ChannelArea, RemoteBlkdev, RemoteState};
+use cbd_export::BlockDevice;
 use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
 use cbd_types::{BlkdevId, Error, ErrorKind, Result};
@@ -20,7 +21,7 @@ pub(super) const GONE_LOOKS: u32 = 3;
 
 impl Manager {
     /// Looks whether the hosts that have the backends still serve the open devices. If a command holds the tables, the next pass does it.
-    pub(in crate::manager) fn watch_remotes(&self) {
+    pub(in crate::manager) fn watch_remotes(self: &Arc<Self>) {
         for handle in self.shared_handles() {
             let Some(tables) = self.tables_to_retry() else { return };
             let Ok(running) = running(&tables, handle.id) else { continue };
@@ -30,15 +31,68 @@ impl Manager {
             for mut open in open {
                 // Without the lock: it may read the whole table of the other host. What cannot be read now is read in the next pass.
                 let Ok(()) = open.look(&self.fixed, &handle) else { continue };
+                let size = open.device.geometry().size;
                 let mut tables = self.tables.lock();
                 let slot = running_mut(&mut tables, handle.id)
                     .ok()
                     .and_then(|running| running.remotes.get_mut(&open.id()));
                 if let Some(slot) = slot.filter(|slot| slot.has(&open.device)) {
                     (slot.gone, slot.woken, slot.blkdev.error) = (open.gone, open.woken, open.error);
+                    if slot.size.replace(size).is_some_and(|before| before < size) {
+                        let (transport, id) = (handle.id, open.row.entry.id);
+                        self.spawn_retry(move |manager| manager.grow_remote(transport, id, size));
+                    }
                 }
             }
         }
+    }
+}
+
+impl Manager {
+    /// Lets the clients of a block device see that it has grown.
+    fn grow_remote(&self, transport: u32, id: BlkdevId, size: u64) {
+        let Ok(_work) = self.begin_work() else { return };
+        let taken = match self.take_remote(transport, id) {
+            Ok(taken) => taken,
+            Err(error) => {
+                let why = error.line();
+                tracing::warn!(
+                    transport,
+                    blkdev = id.0,
+                    "its clients do not see that it has grown to {size} bytes: {why}"
+                );
+                return;
+            }
+        };
+        if let Some(export) = &taken.slot.blkdev.export {
+            let (event, path) = (EventName::BackendGrown.name(), export.device_path.clone());
+            match export.grow(size, true) {
+                Ok(None) => tracing::info!(
+                    transport,
+                    blkdev = id.0,
+                    event,
+                    bytes = size,
+                    "{path} has grown to {size} bytes"
+                ),
+                Ok(Some(when)) => {
+                    tracing::info!(
+                        transport,
+                        blkdev = id.0,
+                        event,
+                        bytes = size,
+                        "{path} has grown to {size} bytes: {when}"
+                    );
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        transport,
+                        blkdev = id.0,
+                        "the users of {path} do not see that it has grown to {size} bytes: {error}"
+                    );
+                }
+            }
+        }
+        self.put_remote_back(taken);
     }
 }
 
