@@ -3,6 +3,7 @@
 mod cached;
 mod ending;
 mod held;
+mod integrity;
 mod misses;
 mod plugged;
 mod uncached;
@@ -17,13 +18,14 @@ use crate::{
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cached::{Change, advance, look_up};
-use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, crc32c};
+use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, BlkdevId, ByteRange, Class, Completion, Error, ErrorKind,
     OpToken, Operation, Origin, Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
 use ending::complete;
+use integrity::has_other_data;
 use misses::note_hit;
 pub use verify::VERIFY_MAX;
 use verify::{VERIFY_TOKENS, Verifications};
@@ -196,8 +198,8 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
 
     /// Submits a request. If it completes at once, its completion is in `done` when this returns.
     pub fn submit(&mut self, mut request: Request, done: &mut Vec<Completion>) {
-        if let Err(error) = request.check_data(crc32c) {
-            return self.end(request, Err(error), 0, done);
+        if has_other_data(&mut request) {
+            return self.refuse_other_data(request, done);
         }
         if let Err(error) = self.check(request.operation, request.range, request.buffer.len()) {
             return self.end(request, Err(error), 0, done);

@@ -4,10 +4,10 @@
 //!
 //! Elsewhere: the batch itself (`cbd-engine`).
 
-use super::{Queue, ending::complete};
+use super::{Queue, ending::complete, integrity::has_other_data};
 use crate::parked::Progress;
 use alloc::{sync::Arc, vec::Vec};
-use cbd_engine::{Admission, BatchedWrite, Cache, Environment, TOGETHER, crc32c};
+use cbd_engine::{Admission, BatchedWrite, Cache, Environment, TOGETHER};
 use cbd_types::{BackingQueue, ByteRange, Class, Completion, Error, Operation, Request, Result};
 
 /// The longest write that is held back for a batch: for longer writes the cost of a fence is relatively small.
@@ -31,10 +31,10 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             caching.and_then(|cache| Some((Arc::clone(cache), self.bypass_reason(cache, &request)?)));
         if let Some((cache, reason)) = around {
             self.unplug(done);
-            return match request.check_data(crc32c) {
-                Ok(()) => self.submit_around(&cache, request, Some(reason), done),
-                Err(error) => self.end(request, Err(error), 0, done),
-            };
+            if has_other_data(&mut request) {
+                return self.refuse_other_data(request, done);
+            }
+            return self.submit_around(&cache, request, Some(reason), done);
         }
         self.note_sample(request.operation, request.range);
         self.plugged.push(request);
@@ -52,14 +52,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         let cache = Arc::clone(&self.cache);
         match &*cache {
             Some(cache) if plugged.len() > 1 => self.write_together(cache, &mut plugged, done),
-            Some(cache) => {
-                for mut request in plugged.drain(..) {
-                    match request.check_data(crc32c) {
-                        Ok(()) => self.change_cached(cache, request, done),
-                        Err(error) => self.end(request, Err(error), 0, done),
-                    }
-                }
-            }
+            Some(cache) => self.write_alone(cache, &mut plugged, done),
             None => plugged.drain(..).for_each(|request| self.submit(request, done)),
         }
         self.plugged = plugged;
@@ -77,6 +70,22 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
                 .as_ref()
                 .as_ref()
                 .is_some_and(|cache| cache.is_writeback() && cache.pieces(request.range).nth(1).is_none())
+    }
+
+    #[inline(never)]
+    fn write_alone(
+        &mut self,
+        cache: &Arc<Cache<E>>,
+        requests: &mut Vec<Request>,
+        done: &mut Vec<Completion>,
+    ) {
+        for mut request in requests.drain(..) {
+            if has_other_data(&mut request) {
+                self.refuse_other_data(request, done);
+            } else {
+                self.change_cached(cache, request, done);
+            }
+        }
     }
 
     // Out of line: for a single request `unplug` calls `submit`, which needs more stack.
@@ -100,16 +109,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             results[number] = Some(result);
         });
         cache.end_measured_write(begun_us);
-        let is_forced = |(request, result): &(&Request, &Option<Result<Admission>>)| {
-            request.fua && matches!(result, Some(Ok(Admission::Done(_))))
-        };
-        let mut ranges = [ByteRange { start: 0, end: 0 }; TOGETHER];
-        let mut count = 0;
-        for (request, _) in requests.iter().zip(&results).filter(is_forced) {
-            ranges[count] = request.range;
-            count += 1;
-        }
-        let forced = if count == 0 { Ok(()) } else { cache.force_unit_access(&ranges[..count]) };
+        let forced = force_unit_access(cache, requests, &results);
         let (mut cached, mut bytes) = (0, 0);
         for (mut request, result) in requests.drain(..).zip(results.drain(..)) {
             match result {
@@ -129,12 +129,11 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
                 Some(Err(error)) => self.end(request, Err(error), 0, done),
                 Some(Ok(Admission::Full)) | None => {
                     // It is not known yet whether its data is what was sent.
-                    match request.check_data(crc32c) {
-                        Ok(()) => {
-                            let progress = Progress::Written(request.range.start);
-                            self.wait_for_space(request, progress, begun);
-                        }
-                        Err(error) => self.end(request, Err(error), 0, done),
+                    if has_other_data(&mut request) {
+                        self.refuse_other_data(request, done);
+                    } else {
+                        let progress = Progress::Written(request.range.start);
+                        self.wait_for_space(request, progress, begun);
                     }
                 }
             }
@@ -142,4 +141,23 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         self.meter.count_together(Operation::Write, bytes, cached, begun);
         self.results = results;
     }
+}
+
+/// Does for the FUA writes of a batch that were stored what is to follow their stores.
+#[inline(never)]
+fn force_unit_access<E: Environment>(
+    cache: &Cache<E>,
+    requests: &[Request],
+    results: &[Option<Result<Admission>>],
+) -> Result<()> {
+    let is_forced = |(request, result): &(&Request, &Option<Result<Admission>>)| {
+        request.fua && matches!(result, Some(Ok(Admission::Done(_))))
+    };
+    let mut ranges = [ByteRange { start: 0, end: 0 }; TOGETHER];
+    let mut count = 0;
+    for (request, _) in requests.iter().zip(results).filter(is_forced) {
+        ranges[count] = request.range;
+        count += 1;
+    }
+    if count == 0 { Ok(()) } else { cache.force_unit_access(&ranges[..count]) }
 }
