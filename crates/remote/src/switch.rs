@@ -165,12 +165,20 @@ impl SwitchDevice {
         self.0.state.lock().held_since.is_some()
     }
 
-    /// How many requests are held.
+    /// How many requests are held, and for how long the oldest of them has been; `None` if there are none.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn waiting(&self) -> Option<(usize, Duration)> {
         let slots = self.0.state.lock().slots.clone();
+        let (mut count, mut oldest) = (0, None);
         // Without the lock of the state, which a queue takes while it has its own.
-        slots.iter().map(|slot| slot.inside.lock().held.len()).sum()
+        for slot in slots {
+            let inside = slot.inside.lock();
+            if !inside.held.is_empty() {
+                count += inside.held.len();
+                oldest = [oldest, inside.oldest].into_iter().flatten().min();
+            }
+        }
+        Some((count, oldest?.elapsed()))
     }
 
     /// For how long requests have been held; `None` if they are not.
@@ -258,6 +266,8 @@ struct Inside {
     descriptors: Vec<RawFd>,
     /// Requests that wait, in the order of their submission.
     held: Vec<Request>,
+    /// When the first of them was submitted.
+    oldest: Option<Instant>,
     /// Verifications that `queue` has, or whose results it has.
     verifications: usize,
 }
@@ -341,6 +351,9 @@ impl SwitchQueue {
     fn admit(&self, request: Request, is_plugged: bool, done: &mut Vec<Completion>) {
         let mut inside = self.slot.inside.lock();
         if self.switch.must_hold() {
+            if inside.held.is_empty() {
+                inside.oldest = Some(Instant::now());
+            }
             return inside.held.push(request);
         }
         self.submit_held(&mut inside, done);

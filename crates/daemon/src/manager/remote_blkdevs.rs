@@ -109,14 +109,7 @@ impl RemoteSlot {
         info
     }
 
-    /// For how long requests have waited for the other host, also those that are held until another one serves the backend.
-    fn waiting(&self) -> Option<Duration> {
-        let in_flight = self.device.as_ref().and_then(|device| device.waiting());
-        let held = self.blkdev.switch.as_ref().filter(|switch| switch.held() > 0);
-        in_flight.max(held.and_then(|switch| switch.held_for()))
-    }
-
-    /// The same, if it is shown.
+    /// For how long requests have waited, if that is shown.
     fn waits_too_long(&self) -> Option<Duration> {
         self.waiting().filter(|waiting| *waiting > SHOWN_WAIT)
     }
@@ -127,7 +120,7 @@ impl RemoteSlot {
         let mut info = self.info_of_host(&backend_host);
         info.operations = device.map(|device| remote_operations(device)).unwrap_or_default();
         let waiting = self.waiting().unwrap_or_default();
-        let held = self.blkdev.switch.as_ref().map_or(0, |switch| switch.held());
+        let held = self.held_requests().map_or(0, |(count, _)| count);
         RemoteBlkdevStatus {
             info,
             backend_host_id: self.row.owner.0,

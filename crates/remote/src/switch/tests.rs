@@ -159,9 +159,9 @@ fn held_requests_go_to_the_next_device_in_order_and_wake_their_queue() {
     switch.hold(LONG).expect("all are idle");
     switch.hold(LONG).expect("once more");
     assert_eq!((one.queues(), switch.is_held(), switch.held_for().is_some()), (0, true, true));
-    assert_eq!(switch.held(), 0);
+    assert_eq!(switch.waiting(), None);
     submit(&mut queue, 1..6);
-    assert_eq!(switch.held(), 5);
+    assert_eq!(switch.waiting().map(|(count, _)| count), Some(5));
     assert_eq!((poll(&mut queue), queue.parked(), queue.changes(), is_awake(&*queue)), (vec![], 5, 4, false));
     let verify = Verify { range: ByteRange::at(0, 4096), level: VerifyLevel::All, repair: false };
     assert_eq!(queue.verify(1, verify).map_err(|error| error.kind()), Err(ErrorKind::Busy));

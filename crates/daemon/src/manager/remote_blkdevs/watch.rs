@@ -15,6 +15,7 @@ use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
 use cbd_types::{BlkdevId, Error, ErrorKind, Result};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Looks without the backend after which it counts as removed: one may fall between two stores of its host.
 pub(super) const GONE_LOOKS: u32 = 3;
@@ -199,6 +200,17 @@ impl RemoteSlot {
             error: self.blkdev.error.clone(),
             path: info.dev_name,
         })
+    }
+
+    /// For how long requests have waited for the other host, also those that are held until another one serves the backend.
+    pub(super) fn waiting(&self) -> Option<Duration> {
+        let in_flight = self.device.as_ref().and_then(|device| device.waiting());
+        in_flight.max(self.held_requests().map(|(_, age)| age))
+    }
+
+    /// How many requests are held, and for how long the oldest of them has been.
+    pub(super) fn held_requests(&self) -> Option<(usize, Duration)> {
+        self.blkdev.switch.as_ref().and_then(|switch| switch.waiting())
     }
 
     fn has(&self, device: &Arc<RemoteDevice<Mapping>>) -> bool {
