@@ -108,7 +108,7 @@ fn commands_beside_a_move_are_refused_and_do_not_end_it() {
     refused(a, &["backend-move", "-b", "1", "--to", "b"], "this host moves backend 0 to host 1 already");
     refused(a, &["backend-move", "-b", "0", "--to", "b"], "backend 0 is being stopped or moved already");
     refused(b, &["backend-move", "-b", "1", "--to", "b"], "host a moves backend 0 to host b already");
-    refused(a, &["backend-stop", "-b", "0", "--force"], "is being stopped already");
+    refused(a, &["backend-stop", "-b", "0", "--force"], "is being moved to host b already");
     for host in [a, b] {
         let another = format!("nbd:unix:{}", text_of(&host.path("another.sock")));
         refused(host, &["dev-start", "-b", "0", "--shared", "-e", &another], "is being ");

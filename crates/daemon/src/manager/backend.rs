@@ -390,6 +390,15 @@ impl Manager {
     }
 }
 
+impl BackendSlot {
+    /// The error of a command while the backend is being stopped, or moved to another host.
+    pub(super) fn being_stopped(&self) -> Error {
+        let host = self.moving_to.as_ref();
+        let what = host.map_or_else(|| "stopped".to_owned(), |host| format!("moved to host {host}"));
+        Error::new(ErrorKind::Busy, format!("backend {} is being {what} already", self.entry.id))
+    }
+}
+
 impl TakenSlot {
     fn change_settings(&mut self, change: &SettingsChange) -> Result<api::Settings> {
         if let Some(host) = &self.slot.moving_to {

@@ -410,7 +410,7 @@ impl Manager {
         let TransportHandle { id: transport, host, transport: engine, .. } = handle;
         let (transport, host, backend) = (*transport, *host, slot.entry.id);
         if slot.stopping {
-            return Err(Error::new(ErrorKind::Busy, format!("backend {backend} is being stopped")));
+            return Err(slot.being_stopped());
         }
         let shares = |blkdev: &BlkdevSlot| shared && blkdev.entry.shared;
         if let Some((other, blkdev)) = slot.blkdevs.iter().find(|(_, blkdev)| !shares(blkdev)) {

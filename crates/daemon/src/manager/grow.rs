@@ -35,7 +35,7 @@ impl TakenSlot {
             ));
         };
         if slot.stopping {
-            return Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")));
+            return Err(slot.being_stopped());
         }
         answers(&slot.path)?;
         let grown = run.grow(&handle.transport);

@@ -209,9 +209,7 @@ impl Manager {
         let mut taken = self.take_slot(transport, id, why)?;
         let _held = self.scrubs.hold(transport, id);
         let result = match taken.slot.run.clone() {
-            _ if taken.slot.stopping => {
-                Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")))
-            }
+            _ if taken.slot.stopping => Err(taken.slot.being_stopped()),
             Some(run) if run.cache().is_some_and(|cache| cache.has_common_moment()) => Err(Error::new(
                 ErrorKind::Busy,
                 format!(

@@ -301,7 +301,7 @@ impl Manager {
             return Err(known(&request.path, id, handle.id, ""));
         }
         if slot.stopping {
-            return Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")));
+            return Err(slot.being_stopped());
         }
         let before = std::mem::replace(&mut slot.path, request.path.clone());
         let requested = RequestedSettings {

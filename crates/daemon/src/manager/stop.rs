@@ -73,7 +73,7 @@ impl Manager {
         };
         let slot = &mut taken.slot;
         let result = if slot.stopping {
-            Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")))
+            Err(slot.being_stopped())
         } else if force {
             Ok(())
         } else {

@@ -95,7 +95,7 @@ impl Manager {
             }
             let slot = running.backends.get(&id).ok_or_else(|| backend::unknown(id))?;
             if slot.stopping {
-                return Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")));
+                return Err(slot.being_stopped());
             }
             let run = slot.run.clone().ok_or_else(|| {
                 let why = slot.error.as_deref().unwrap_or("stopped");
