@@ -260,7 +260,8 @@ fn a_front_end_that_reconnects_continues_at_its_index() {
         let operations = usize::from(round) * 3 + 2;
         until("it is parked", || gate.operations().len() == operations);
         drop(link);
-        std::thread::sleep(Duration::from_millis(5));
+        // Time in which the server sees that, also beside other work.
+        std::thread::sleep(Duration::from_millis(100));
         // A request that was added while no server was connected waits.
         guest.write(2, 200 + u64::from(round), round + 1);
         gate.release();
