@@ -115,6 +115,8 @@ pub struct Server<M: Pmem> {
     has_cleared: bool,
     /// The client whose session has ended last. It does not begin again: its requests would be executed twice.
     ended: u64,
+    /// The client that was told last that its session, which it has ended, is over.
+    closed: u64,
     idle: u32,
     /// How often it has stored something that the client is to see.
     stores: u64,
@@ -155,6 +157,7 @@ impl<M: Pmem> Server<M> {
             former: former.map(|header| Former::of(&header)),
             has_cleared: false,
             ended: 0,
+            closed: 0,
             idle: 0,
             stores: 0,
             spare: SpareBuffers::new(SPARE_BYTES),
@@ -223,10 +226,7 @@ impl<M: Pmem> Server<M> {
         }
         if self.former.is_some() {
             self.look_at_client()?;
-            if let Some(former) = self.former.take().filter(|_| self.serving.is_none()) {
-                // The client has ended its session meanwhile.
-                self.store_header(SERVER_CLOSED, former.client);
-            }
+            self.former = None;
         }
         let (mut has_taken, before) = (false, requests.len());
         // Bounded, whatever the client stores.
@@ -422,10 +422,14 @@ impl<M: Pmem> Server<M> {
             }
             self.ended = session.client;
             self.serving = None;
-            // The client waits until none of its requests is executed any more.
-            self.store_header(SERVER_CLOSED, self.ended);
         }
-        let is_new = !is_closed && header.session.get() != self.ended;
+        let client = header.session.get();
+        if is_closed && self.closed != client {
+            // The client waits until none of its requests is executed any more.
+            self.closed = client;
+            self.store_header(SERVER_CLOSED, client);
+        }
+        let is_new = !is_closed && client != self.ended;
         if is_new { self.begin(&header) } else { Ok(()) }
     }
 

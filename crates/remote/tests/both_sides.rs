@@ -211,13 +211,12 @@ fn a_session_that_was_followed_by_another_one_does_not_begin_again() {
     // would be executed behind later ones.
     write(&mut *queue, 0, 2, 4096);
     let end = Instant::now() + Duration::from_millis(1300);
-    let mut done = Vec::new();
     while Instant::now() < end {
+        let mut done = Vec::new();
         queue.poll(&mut done);
-        assert!(!service.is_used());
+        assert!(done.is_empty() && !service.is_used());
         std::thread::sleep(Duration::from_millis(2));
     }
-    assert!(done.iter().all(|done| done.result.is_err()) && device.is_ended(), "its session has ended");
 }
 
 #[test]
