@@ -16,7 +16,7 @@ use crate::shared::Shared;
 use crate::wire::{InHeader, WriteOut};
 use cbd_export::{RequestQueue, system_error};
 use cbd_sys::event::Poller;
-use cbd_types::{AlignedBuffer, Class, Completion, Operation, Request, Result};
+use cbd_types::{AlignedBuffer, Completion, Operation, Request, Result};
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -254,15 +254,7 @@ impl Worker {
             Some(free) => *free = pending,
             None => self.pending.push(pending),
         }
-        let request = Request {
-            id: slot as u64,
-            operation,
-            range,
-            fua,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        };
+        let request = Request::unmarked(slot as u64, operation, range, fua, buffer);
         self.queue.submit_plugged(request, &mut self.done);
         self.reply_completed();
     }

@@ -11,7 +11,7 @@ use crate::region::{Held, OpenDevices};
 use cbd_engine::{CacheStatus, Settings};
 use cbd_runtime::{DrainProgress, DrainRequest, RunningBackend, check_writeback_rate};
 use cbd_types::{
-    AlignedBuffer, BackendId, ByteRange, Class, Error, ErrorKind, Geometry, Operation, Request, Result,
+    AlignedBuffer, BackendId, ByteRange, Error, ErrorKind, Geometry, Operation, Request, Result,
 };
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
@@ -262,15 +262,7 @@ impl Device {
         let range = ByteRange { start: offset, end: end_of(offset, length)? };
         let buffer = AlignedBuffer::default();
         self.with_queue(|queue| {
-            queue.submit(Request {
-                id: 0,
-                operation,
-                range,
-                fua,
-                class: Class::Unmarked,
-                data_crc: None,
-                buffer,
-            });
+            queue.submit(Request::unmarked(0, operation, range, fua, buffer));
             queue.complete_one().map(drop)
         })
     }

@@ -28,7 +28,7 @@ use crate::system::Notifier;
 use cbd_export::RequestQueue;
 use cbd_export::buffers::Buffers;
 use cbd_export::wake::{Interest, WaitSet};
-use cbd_types::{ByteRange, Class, Completion, Error, ErrorKind, Operation, Request, Result};
+use cbd_types::{ByteRange, Completion, Error, ErrorKind, Operation, Request, Result};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -340,15 +340,7 @@ impl Worker {
             && DeviceConfig::writes_through(self.setup.features, write_cache);
         self.bytes += buffer.len();
         self.submitted += 1;
-        let request = Request {
-            id: u64::from(head),
-            operation,
-            range,
-            fua,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        };
+        let request = Request::unmarked(u64::from(head), operation, range, fua, buffer);
         self.device.submit_plugged(request, &mut self.done);
         Ok(())
     }

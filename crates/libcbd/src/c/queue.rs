@@ -145,15 +145,7 @@ impl Inside {
     fn submit(&mut self, user_data: u64, operation: Operation, range: ByteRange, fua: bool) -> Result<c_int> {
         let id = self.add(Pending::plain(user_data));
         let buffer = AlignedBuffer::default();
-        let taken = self.queue.submit(Request {
-            id,
-            operation,
-            range,
-            fua,
-            class: cbd_types::Class::Unmarked,
-            data_crc: None,
-            buffer,
-        });
+        let taken = self.queue.submit(Request::unmarked(id, operation, range, fua, buffer));
         self.taken(id, taken)
     }
 
