@@ -167,6 +167,85 @@ fn a_backend_is_not_moved_to_a_host_that_was_killed_after_it_had_agreed() {
     rig.works(&[0, 1, 2]);
 }
 
+/// Kills a host, and clears it from host a once it counts as dead.
+fn kill_and_clear(rig: &mut Rig, host: usize) {
+    rig.hosts[host].kill();
+    let a = &rig.hosts[0];
+    let host_id = host.to_string();
+    until("it can be cleared", || a.run(&["host-clear", "-H", &host_id]).code == 0);
+}
+
+#[test]
+fn a_move_does_not_wait_for_a_host_that_was_cleared_and_ends_when_the_receiving_one_was() {
+    let mut rig = Rig::new();
+    let moving = rig.hold();
+    kill_and_clear(&mut rig, 2);
+    let moved = moving.end();
+    assert_eq!(moved.code, 0, "{moved:?}");
+    rig.works(&[0, 1]);
+
+    let mut rig = Rig::new();
+    let moving = rig.hold();
+    kill_and_clear(&mut rig, 1);
+    let moved = moving.end();
+    let text = "host b has left the transport; nothing was moved";
+    assert!(moved.code == 1 && moved.stderr.contains(text), "{moved:?}");
+    rig.hosts[2].resume();
+    rig.works(&[0, 2]);
+}
+
+#[test]
+fn requests_of_a_block_device_that_was_stopped_are_not_executed_when_their_host_goes_on() {
+    let rig = Rig::new();
+    let [a, b, _] = &rig.hosts;
+    let mut local = connect(&a.path("nbd.sock"));
+    local.write(0, &[1; BLOCK as usize], true).expect("written");
+    a.pause();
+    std::thread::scope(|scope| {
+        let mut client = connect(&b.path("nbd.sock"));
+        let writes = scope.spawn(move || client.write(0, &[2; BLOCK as usize], true));
+        until("it is in flight", || {
+            b.json(&["status", "--json"])["transports"][0]["remote_blkdevs"][0]["in_flight"] == 1
+        });
+        let stopped = b.run(&["dev-stop", "-d", "1", "--force"]);
+        let text = "host a has not said that it executes no more requests";
+        assert!(stopped.code == 0 && stopped.stderr.contains(text), "{stopped:?}");
+        assert!(b.log().contains(text));
+        writes.join().expect("no panic").expect_err("it was cut off");
+        // A later one of the host that was paused.
+        let later = scope.spawn(|| local.write(0, &[3; BLOCK as usize], true));
+        std::thread::sleep(Duration::from_millis(200));
+        a.resume();
+        later.join().expect("no panic").expect("written");
+    });
+    assert_eq!(block(&mut local, 0), 3);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(block(&mut local, 0), 3, "the earlier one is not executed any more");
+    // A host that goes on says so at once.
+    let stopped = rig.hosts[2].run(&["dev-stop", "-d", "2", "--force"]);
+    assert!(stopped.code == 0 && !stopped.stderr.contains("has not said"), "{stopped:?}");
+}
+
+#[test]
+fn a_disk_that_has_grown_is_larger_on_all_hosts() {
+    let rig = Rig::new();
+    let file = std::fs::File::options().write(true).open(&rig.disk).expect("the disk");
+    file.set_len(32 * MIB).expect("larger");
+    rig.hosts[0].ok(&["backend-grow", "-b", "0"]);
+    for host in &rig.hosts {
+        // Without a request between.
+        until("its clients see that", || connect(&host.path("nbd.sock")).size() == 32 * MIB);
+    }
+    let device = "cbd1?socket=";
+    until("the export was told", || {
+        let log = rig.hosts[1].log();
+        log.lines().any(|line| line.contains(device) && line.contains("has grown to 33554432 bytes"))
+    });
+    let last = 32 * MIB - BLOCK;
+    connect(&rig.hosts[2].path("nbd.sock")).write(last, &[5; BLOCK as usize], true).expect("written");
+    assert_eq!(block(&mut connect(&rig.hosts[1].path("nbd.sock")), last / BLOCK), 5);
+}
+
 #[test]
 fn a_backend_is_not_moved_to_a_host_that_does_not_reach_its_disk_any_more() {
     let rig = Rig::new();
@@ -202,6 +281,10 @@ fn a_backend_that_its_new_host_cannot_open_fails_the_command_and_requests_wait()
         let waits = scope.spawn(|| client.write(0, &[9; BLOCK as usize], true));
         std::thread::sleep(Duration::from_secs(3));
         assert!(!waits.is_finished(), "its requests wait");
+        let status = rig.hosts[0].json(&["status", "--json"]);
+        let remote = &status["transports"][0]["remote_blkdevs"][0];
+        let waiting_ms = remote["waiting_ms"].as_u64().expect("a number");
+        assert!(remote["in_flight"] == 1 && (1000..10_000).contains(&waiting_ms), "{remote:#}");
         fcntl_lock(&disk, FlockOperation::Unlock).expect("it was ours");
         waits.join().expect("it ends").expect("b serves it now");
     });

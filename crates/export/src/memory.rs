@@ -246,6 +246,23 @@ mod tests {
     }
 
     #[test]
+    fn data_that_differs_from_its_checksum_is_not_stored() {
+        let memory = Arc::new(Heap::new(1 << 20));
+        let device = MemoryDevice::new(memory, 512).expect("a device");
+        let (mut queue, mut done) = (device.open_queue().expect("a queue"), Vec::new());
+        for (flipped, value) in [(0, 3), (1, 4)] {
+            let buffer = AlignedBuffer::from_slice(&[value; 512]);
+            let data_crc = Some(crc32c(&buffer) ^ flipped);
+            let request = Request::unmarked(7, Operation::Write, ByteRange::at(0, 512), false, buffer);
+            queue.submit(Request { data_crc, ..request }, &mut done);
+        }
+        let kinds: Vec<_> =
+            done.iter().map(|done| done.result.as_ref().map_err(cbd_types::Error::kind)).collect();
+        assert_eq!(kinds, [Ok(&()), Err(ErrorKind::Mismatch)]);
+        assert_eq!(ask(&device, Operation::Read, 0, 512, AlignedBuffer::zeroed(512)).buffer[..], [3; 512]);
+    }
+
+    #[test]
     fn written_data_is_fenced_and_read_back() {
         let memory = Arc::new(Heap::new(1 << 20));
         let device = MemoryDevice::new(Arc::clone(&memory), 512).expect("a device");

@@ -9,7 +9,7 @@
 use crate::keys::KEYS;
 use crate::memory::Memory;
 use crate::methods::{Available, Methods, Sum, class_of};
-use crate::routines::{BackLines, CopyBytes, Failure, processor::fence};
+use crate::routines::{BackLines, CopyBytes, Failure, fence};
 use cbd_types::CHECKSUM_BLOCK;
 
 const LINE: usize = 64;
@@ -143,8 +143,6 @@ pub(crate) fn share_summed_past_caches(
     let mut sum = [0];
     store_summed(memory, methods, at, from, from.len(), &mut sum)?;
     // Stores past the caches are in no order with others.
-    #[cfg(test)]
-    crate::recorder::note_fence();
     fence();
     Ok(sum[0])
 }

@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
 use crate::open::{self, OpenOptions, Opened, Opening};
 use crate::processor::Flush;
-use crate::routines::processor as routines;
+use crate::routines::{fence, processor as routines};
 use crate::sharing;
 use cbd_holder::Change;
 use cbd_sys::memory::Hint;
@@ -453,9 +453,7 @@ impl Pmem for Mapping {
 
     #[inline]
     fn fence(&self) {
-        routines::fence();
-        #[cfg(test)]
-        crate::recorder::note_fence();
+        fence();
     }
 
     #[inline]

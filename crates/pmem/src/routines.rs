@@ -11,6 +11,14 @@ pub(crate) use crate::portable as processor;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use crate::x86 as processor;
 
+/// Orders the stores past the caches of this thread, and makes what was written back durable. Tests count the fences.
+#[inline]
+pub(crate) fn fence() {
+    #[cfg(test)]
+    crate::recorder::note_fence();
+    processor::fence();
+}
+
 /// The result of a routine; it is returned in two registers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

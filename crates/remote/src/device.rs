@@ -351,10 +351,17 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
 
     /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones are refused.
     pub fn close(&self) {
+        drop(self.take_client());
+    }
+
+    /// Ends the session, for good. Returns its client, if it had requests in flight.
+    fn take_client(&self) -> Option<Client<M>> {
         let mut channel = self.channel.lock();
+        let has_requests = channel.in_flight() > 0;
         channel.end();
-        channel.client = None;
+        let client = channel.client.take();
         channel.deliver_to_all();
+        client.filter(|_| has_requests)
     }
 
     /// As [`close`](Self::close), and waits up to `limit` until no request can be executed any more. False if that is not known: the other
@@ -363,13 +370,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
     /// # Errors
     /// [`ErrorKind::System`] without a descriptor: it is not known either.
     pub fn close_and_wait(&self, limit: Duration) -> Result<bool> {
-        let mut channel = self.channel.lock();
-        let has_requests = channel.in_flight() > 0;
-        channel.end();
-        let client = channel.client.take();
-        channel.deliver_to_all();
-        drop(channel);
-        let Some(client) = client.filter(|_| has_requests) else { return Ok(true) };
+        let Some(client) = self.take_client() else { return Ok(true) };
         let (mut pause, end) = (Pause::new()?, Instant::now() + limit);
         while !client.is_over() {
             if Instant::now() >= end {

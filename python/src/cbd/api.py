@@ -1566,9 +1566,9 @@ class RemoteBlkdevStatus(BlkdevInfo):
     backend_host_id: int = 0
     #: Name of that host.
     backend_host: str = ""
-    #: Requests that wait for that host, or are executed there.
+    #: Requests that wait for that host, or are executed there, and those that are held while the backend moves.
     in_flight: int = 0
-    #: Milliseconds for which none of these requests has completed; 0 without any.
+    #: Milliseconds for which none of these requests has completed, or the oldest has been held; 0 without any.
     waiting_ms: int = 0
     #: Whether both hosts wake each other: they are processes of one kernel. Otherwise they look from time to time
     #: for what the other one has stored.

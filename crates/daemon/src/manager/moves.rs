@@ -412,7 +412,9 @@ impl Move<'_> {
             let (members, _) = self.handle.transport.members()?;
             members.host(host).ok().flatten().and_then(|host| host.beat)
         };
-        let before: Vec<_> = hosts.iter().map(|host| (*host, beat(*host))).collect();
+        let left = |host: &HostId| *host != self.to && self.has_left(*host);
+        let before: Vec<_> =
+            hosts.iter().filter(|host| !left(host)).map(|host| (*host, beat(*host))).collect();
         let lives =
             |(host, before): &(HostId, Option<Beat>)| beat(*host).is_some_and(|now| Some(now) != *before);
         poll_until(Instant::now() + BEAT_LIMIT, || before.iter().all(lives));

@@ -35,9 +35,6 @@ use std::time::{Duration, Instant};
 
 /// How long a command waits for the other host, which looks for new devices each second.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-
-/// How long a block device that is stopped by force waits until its requests are executed no more.
-const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
 /// Time between two attempts to open a device.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of a command for a device that another worker has.
@@ -59,7 +56,7 @@ pub(super) struct RemoteSlot {
     gone: u32,
     /// Whether both hosts woke each other at the last look.
     woken: bool,
-    /// Bytes of the device at the last look.
+    /// Bytes of the device at the last look, or as its clients know it.
     size: Option<u64>,
 }
 
@@ -75,16 +72,14 @@ impl RemoteSlot {
         let name = name_while_closed(fixed, transport, row.entry.id);
         let mut blkdev = BlkdevSlot::closed(row.entry.clone(), name);
         blkdev.left = Some(fixed.context.left(&identity_of(&row)));
-        Self {
-            row,
-            blkdev,
-            device: None,
-            is_taken: false,
-            due: Instant::now(),
-            gone: 0,
-            woken: false,
-            size: None,
-        }
+        Self::without_device(row, blkdev)
+    }
+
+    fn without_device(row: RemoteBlkdev, blkdev: BlkdevSlot) -> Self {
+        let (device, due) = (None, Instant::now());
+        // What the clients of one whose backend this host had know.
+        let size = blkdev.switch.as_ref().map(|switch| switch.geometry().size);
+        Self { row, blkdev, device, is_taken: false, due, gone: 0, woken: false, size }
     }
 
     /// The row of `dev-list`.
@@ -177,6 +172,8 @@ impl RemoteSlot {
             return Ok(());
         }
         let (exported, switch) = handle.switchable(exported);
+        // Before the export: it has this size at least.
+        self.size = Some(exported.geometry().size);
         let identity = identity_of(&self.row);
         match export_device(fixed, handle, (&backend, &identity), &self.row.entry, &exported) {
             Ok(export) => {
@@ -560,24 +557,15 @@ impl TakenRemote {
         if has_ended && !request.force {
             slot.blkdev.refuse_if_used()?;
         }
-        let mut unconfirmed = None;
-        if let Some(device) = slot.device.as_ref().filter(|_| request.force) {
-            // Its clients see errors, and the threads of its export end.
-            if !device.close_and_wait(CONFIRM_LIMIT).unwrap_or(false) {
-                unconfirmed = Some(format!(
-                    "host {} has not said that it executes no more requests of this block device: those that were in flight may still be \
-                     executed there, also after later ones of others; see whether it is alive (host-list)",
-                    handle.host_name(slot.row.owner)
-                ));
-            }
-        }
+        // With force its clients see errors, and the threads of its export end.
+        let first = if request.force { slot.end_session(handle) } else { None };
         // Where each request fails, no close can wait until the kernel has written its dirty pages.
         let unended = slot.blkdev.close_for_good(request.force || has_ended)?;
         let lost = has_ended
             .then(|| "its requests had failed before: what its clients had not flushed is lost".to_owned());
-        if let Some(device) = slot.device.take() {
-            device.close();
-        }
+        // Without force requests can be in flight whose client has disconnected.
+        let unconfirmed = first.or_else(|| slot.end_session(handle));
+        slot.device = None;
         labels::remove(&fixed.context, &device_name(handle.id, id.0));
         // Only while the other host has the backend is there anything to revoke.
         let below = handle.backend_below(&slot.row).ok();

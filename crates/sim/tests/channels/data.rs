@@ -35,6 +35,23 @@ fn a_write_whose_data_has_not_arrived_is_submitted_again_and_fails_in_the_end() 
 }
 
 #[test]
+fn data_that_differs_from_the_checksum_of_its_sender_is_not_submitted() {
+    let mut rig = Rig::new();
+    let write = |id, flipped| {
+        let buffer = AlignedBuffer::from_slice(&[7; 512]);
+        let data_crc = Some(crc32c(&buffer) ^ flipped);
+        let request = Request::unmarked(id, Operation::Write, ByteRange::at(0, 512), false, buffer);
+        Request { data_crc, ..request }
+    };
+    rig.client.submit(write(0, 1), &mut rig.done);
+    rig.client.submit(write(1, 0), &mut rig.done);
+    rig.poll();
+    assert_eq!((ids(&rig.taken), rig.ended()), (vec![0], vec![(0, Some(ErrorKind::Mismatch))]));
+    rig.complete();
+    assert_eq!(rig.ended(), [(1, None)]);
+}
+
+#[test]
 fn what_a_client_has_left_in_its_ring_is_not_executed_once_its_session_has_ended() {
     // The server is paused, and so is its successor.
     for dies in [false, true] {
@@ -56,6 +73,12 @@ fn what_a_client_has_left_in_its_ring_is_not_executed_once_its_session_has_ended
         }
         assert_eq!((ids(&rig.taken), rig.server.in_flight()), (vec![], 0));
         assert_eq!((rig.server.state(), rig.client.is_over()), (ServerState::Alone, true), "dies: {dies}");
+        // It says so once: each store wakes the other host.
+        let stores = rig.server.stores();
+        for _ in 0..100 {
+            rig.server.poll(&mut rig.taken).expect("there is memory");
+        }
+        assert_eq!(rig.server.stores(), stores);
     }
 }
 

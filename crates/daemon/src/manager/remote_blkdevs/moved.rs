@@ -18,16 +18,7 @@ impl RemoteSlot {
     /// One whose backend this host had; its requests are held.
     pub fn moved(row: RemoteBlkdev, mut blkdev: BlkdevSlot) -> Self {
         blkdev.entry = row.entry.clone();
-        Self {
-            row,
-            blkdev,
-            device: None,
-            is_taken: false,
-            due: Instant::now(),
-            gone: 0,
-            woken: false,
-            size: None,
-        }
+        Self::without_device(row, blkdev)
     }
 
     /// Ends the session with the host that had the backend; requests are held.

@@ -20,6 +20,9 @@ use std::time::Duration;
 /// Looks without the backend after which it counts as removed: one may fall between two stores of its host.
 pub(super) const GONE_LOOKS: u32 = 3;
 
+/// How long a block device that is stopped waits until its requests are executed no more.
+const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
+
 impl Manager {
     /// Looks whether the hosts that have the backends still serve the open devices. If a command holds the tables, the next pass does it.
     pub(in crate::manager) fn watch_remotes(self: &Arc<Self>) {
@@ -211,6 +214,21 @@ impl RemoteSlot {
     /// How many requests are held, and for how long the oldest of them has been.
     pub(super) fn held_requests(&self) -> Option<(usize, Duration)> {
         self.blkdev.switch.as_ref().and_then(|switch| switch.waiting())
+    }
+
+    /// Ends the session, and waits until the other host executes no more requests of it. Returns a warning if it does not say so.
+    pub(super) fn end_session(&self, handle: &TransportHandle) -> Option<String> {
+        let device = self.device.as_ref()?;
+        if device.close_and_wait(CONFIRM_LIMIT).unwrap_or(false) {
+            return None;
+        }
+        let warning = format!(
+            "host {} has not said that it executes no more requests of this block device: those that were in flight may still be \
+             executed there, also after later ones of others; see whether it is alive (host-list)",
+            handle.host_name(self.row.owner)
+        );
+        tracing::warn!(transport = handle.id, blkdev = self.row.entry.id.0, "{warning}");
+        Some(warning)
     }
 
     fn has(&self, device: &Arc<RemoteDevice<Mapping>>) -> bool {

@@ -1,7 +1,7 @@
 //! The rows of a backend that moves: on the host that gets it, of blkdevs on it, and what they leave free.
 
 use super::{A, B, C, CACHE, World, id, kind, withdrawn};
-use cbd_engine::{RemoteState, TwoSlots};
+use cbd_engine::{BlkdevSpec, RemoteState, TwoSlots};
 use cbd_format::tables::{STATE_FREE, STATE_INCOMING};
 use cbd_format::{BackendEntry as BackendRow, Layout, Object};
 use cbd_sim::hosts::{HostMemory, Medium};
@@ -56,6 +56,8 @@ fn a_backend_that_was_handed_over_is_known_to_all_hosts_before_it_is_taken_over(
     let expected = [(world.id(), world.backend.path.clone(), id(B))];
     assert_eq!([A, C].map(known), [&expected; 2], "another cache of its disk is refused");
     assert!(![A, C].iter().any(|host| world.hosts[*host].is_taken_over(world.id()).expect("it can be read")));
+    let spec = BlkdevSpec { backend: world.id(), host: id(C), export: "nbd".into(), shared: true };
+    assert_eq!(kind(world.hosts[C].create_remote_blkdev(&spec, None)), Err(ErrorKind::Busy));
     world.follow(B);
     assert_eq!([A, C].map(known), [&expected; 2]);
     assert!([A, C].iter().all(|host| world.hosts[*host].is_taken_over(world.id()).expect("it can be read")));
