@@ -287,15 +287,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             return Some(Ok(()));
         }
         let operation = Operation::Read;
-        let parked = |buffer| Request {
-            id,
-            operation,
-            range,
-            fua: false,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        };
+        let parked = |buffer| Request::unmarked(id, operation, range, false, buffer);
         let cache = match &*self.cache {
             Some(cache) if self.follows_route() => cache,
             _ => {

@@ -160,7 +160,7 @@ fn check(geometry: &Geometry, request: &Request) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cbd_types::{AlignedBuffer, Class, Durability, MediaError};
+    use cbd_types::{AlignedBuffer, Durability, MediaError};
     use std::sync::Mutex;
 
     /// Memory on the heap that counts the bytes that are not fenced yet.
@@ -236,10 +236,7 @@ mod tests {
         let mut queue = device.open_queue().expect("a queue");
         let mut done = Vec::new();
         let range = ByteRange::at(start, length);
-        queue.submit(
-            Request { id: 7, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
-            &mut done,
-        );
+        queue.submit(Request::unmarked(7, operation, range, false, buffer), &mut done);
         assert_eq!(queue.parked(), 0);
         assert_eq!(done.len(), 1);
         done.remove(0)
@@ -285,15 +282,7 @@ mod tests {
         let mut done = Vec::new();
         for id in 0..3 {
             let (range, buffer) = (ByteRange::at(id * 512, 512), AlignedBuffer::from_slice(&[1; 512]));
-            let request = Request {
-                id,
-                operation: Operation::Write,
-                range,
-                fua: false,
-                class: Class::Unmarked,
-                data_crc: None,
-                buffer,
-            };
+            let request = Request::unmarked(id, Operation::Write, range, false, buffer);
             queue.submit_plugged(request, &mut done);
         }
         assert_eq!((done.len(), queue.parked(), memory.in_flight()), (0, 3, 1536));

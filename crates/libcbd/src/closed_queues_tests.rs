@@ -79,17 +79,7 @@ fn submit(queue: &mut Queue, operation: Operation, first: u64, blocks: u64, byte
     let range = ByteRange::at(first * BLOCK, blocks * BLOCK);
     let length = if operation == Operation::Write { (blocks * BLOCK) as usize } else { 0 };
     let buffer = AlignedBuffer::from_slice(&vec![byte; length]);
-    queue
-        .submit(Request {
-            id: first,
-            operation,
-            range,
-            fua: false,
-            class: cbd_types::Class::Unmarked,
-            data_crc: None,
-            buffer,
-        })
-        .unwrap();
+    queue.submit(Request::unmarked(first, operation, range, false, buffer)).unwrap();
 }
 
 /// Writes consecutive blocks until a write waits for space; returns the number of that block. The queue has

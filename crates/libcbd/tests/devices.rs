@@ -106,17 +106,7 @@ fn a_queue_completes_each_of_many_requests_once() {
     for block in 0..blocks {
         let range = ByteRange::at(place_of(block), BLOCK as u64);
         let buffer = AlignedBuffer::zeroed(BLOCK);
-        queue
-            .submit(Request {
-                id: block,
-                operation: Operation::Read,
-                range,
-                fua: false,
-                class: cbd_types::Class::Unmarked,
-                data_crc: None,
-                buffer,
-            })
-            .unwrap();
+        queue.submit(Request::unmarked(block, Operation::Read, range, false, buffer)).unwrap();
     }
     let done = settle(&mut queue);
     assert_eq!(done.len() as u64, blocks);

@@ -8,9 +8,7 @@ use crate::stage::Written;
 use cbd_engine::{CacheStatus, CachedState};
 use cbd_sim::process::{Outlook, Process};
 use cbd_sim::{CrashMemory, Keep, Oracle, Seeded, SimDisk, SimEnvironment, Violation};
-use cbd_types::{
-    AlignedBuffer, BackendId, ByteRange, Class, Completion, ErrorKind, Operation, Request, Result,
-};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
 use std::sync::Arc;
 
 /// Maximum number of rounds that a correct engine takes; the limit is far above the need of any scene.
@@ -62,11 +60,7 @@ impl Life {
             _ => AlignedBuffer::from_slice(data),
         };
         let mut done: Vec<Completion> = Vec::new();
-        self.process.submit(
-            0,
-            Request { id: 1, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
-            &mut done,
-        );
+        self.process.submit(0, Request::unmarked(1, operation, range, false, buffer), &mut done);
         for _ in 0..ROUNDS_MAX {
             if let Some(completion) = done.pop() {
                 // The engine caches the data only after it has sent the answer.

@@ -9,7 +9,7 @@ use crate::ports::{ModelEnvironment, ModelQueue};
 use crate::stage::Stage;
 use cbd_device::Queue;
 use cbd_sim::{Content, OpenChange};
-use cbd_types::{AlignedBuffer, ByteRange, Class, Completion, Operation, Request, Result};
+use cbd_types::{AlignedBuffer, ByteRange, Completion, Operation, Request, Result};
 use std::sync::Arc;
 
 /// A request that a client waits for.
@@ -108,10 +108,7 @@ impl Client {
             Operation::Flush => (AlignedBuffer::default(), None, None),
         };
         let pending = PendingRequest { operation, range, fua, change, content, submitted: oracle.now() };
-        Some((
-            pending,
-            Request { id: 1, operation, range, fua, class: Class::Unmarked, data_crc: None, buffer },
-        ))
+        Some((pending, Request::unmarked(1, operation, range, fua, buffer)))
     }
 
     /// Reports the completion of a request to the oracle, which checks the data of a read.

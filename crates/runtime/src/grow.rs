@@ -71,9 +71,7 @@ mod tests {
     use cbd_engine::{BackendEntry, FormatOptions, Settings};
     use cbd_export::{BlockDevice, RequestQueue};
     use cbd_pmem::Mapping;
-    use cbd_types::{
-        AlignedBuffer, BackendId, ByteRange, Class, Completion, HostId, Operation, Region, Request,
-    };
+    use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, HostId, Operation, Region, Request};
     use std::fs::File;
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
@@ -130,18 +128,7 @@ mod tests {
         let mut buffer = AlignedBuffer::zeroed(4096);
         buffer.fill(value);
         let mut done = Vec::new();
-        queue.submit(
-            Request {
-                id: 1,
-                operation,
-                range: ByteRange::at(at, 4096),
-                fua: false,
-                class: Class::Unmarked,
-                data_crc: None,
-                buffer,
-            },
-            &mut done,
-        );
+        queue.submit(Request::unmarked(1, operation, ByteRange::at(at, 4096), false, buffer), &mut done);
         while done.is_empty() {
             assert!(cbd_export::wait_any(&queue.wait_descriptors(), None).is_ok());
             queue.poll(&mut done);

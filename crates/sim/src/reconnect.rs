@@ -24,7 +24,7 @@ use crate::workload::{Mix, Wish, Workload};
 use crate::world::{WorldOptions, make_cache, region_size};
 use cbd_engine::Consistency;
 use cbd_types::{
-    AlignedBuffer, BackendId, BackingGeometry, ByteRange, CHUNK, Class, Completion, Operation, Request,
+    AlignedBuffer, BackendId, BackingGeometry, ByteRange, CHUNK, Completion, Operation, Request,
 };
 use server::{Event, Server, Stage};
 use std::collections::{BTreeMap, BTreeSet};
@@ -277,15 +277,7 @@ impl World {
         let id = self.next_id;
         self.next_id += 1;
         self.asked.insert(id, PendingRequest { connection, wish, submitted, change });
-        Some(Request {
-            id,
-            operation: wish.operation,
-            range: wish.range,
-            fua: wish.fua,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        })
+        Some(Request::unmarked(id, wish.operation, wish.range, wish.fua, buffer))
     }
 
     /// A client closes its connection, with unanswered requests if it has any.
@@ -400,10 +392,7 @@ impl World {
         let mut queue = self.server().queue();
         let (id, operation, mut done) = (0, Operation::Read, Vec::new());
         let buffer = AlignedBuffer::zeroed(range.len() as usize);
-        queue.queue.submit(
-            Request { id, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
-            &mut done,
-        );
+        queue.queue.submit(Request::unmarked(id, operation, range, false, buffer), &mut done);
         for _ in 0..STUCK {
             if let Some(Completion { result, buffer, .. }) = done.pop() {
                 return result.map_or_else(|error| panic!("reading {range}: {error}"), |()| buffer.to_vec());

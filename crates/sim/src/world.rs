@@ -32,7 +32,7 @@ use cbd_engine::{
     Settings, WhenFull,
 };
 use cbd_types::{
-    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Class, Completion, Epoch, Error, Operation, Request,
+    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Request,
 };
 pub(crate) use making::{make_cache, region_size};
 pub use metadata::Copies;
@@ -486,15 +486,7 @@ impl World {
         let id = self.next_id;
         self.next_id += 1;
         let buffer = AlignedBuffer::zeroed(range.len() as usize);
-        let request = Request {
-            id,
-            operation: Operation::Read,
-            range,
-            fua: false,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        };
+        let request = Request::unmarked(id, Operation::Read, range, false, buffer);
         let mut done = Vec::new();
         self.process().submit(0, request, &mut done);
         self.wait_until(|world| {

@@ -11,9 +11,7 @@ use cbd_sim::process::Process;
 use cbd_sim::{
     CrashMemory, Mix, Seeded, SimDisk, SimEnvironment, Watchdog, World, WorldOptions, from_environment,
 };
-use cbd_types::{
-    AlignedBuffer, BackendId, ByteRange, Class, LaneId, Operation, Pmem, Region, Request, SegmentId,
-};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, LaneId, Operation, Pmem, Region, Request, SegmentId};
 use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::FromBytes;
@@ -224,19 +222,7 @@ fn use_it(memory: &CrashMemory, disk: &SimDisk, random: &mut Seeded) -> bool {
         };
         let has_data = matches!(operation, Operation::Read | Operation::Write);
         let buffer = AlignedBuffer::zeroed(if has_data { range.len() as usize } else { 0 });
-        process.submit(
-            0,
-            Request {
-                id,
-                operation,
-                range,
-                fua: id % 7 == 0,
-                class: Class::Unmarked,
-                data_crc: None,
-                buffer,
-            },
-            &mut done,
-        );
+        process.submit(0, Request::unmarked(id, operation, range, id % 7 == 0, buffer), &mut done);
         for _ in 0..20 {
             process.maintain();
             process.poll(0, &mut done);

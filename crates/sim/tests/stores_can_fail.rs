@@ -8,8 +8,8 @@ use cbd_engine::{
 };
 use cbd_sim::{CrashMemory, Keep, SimDisk, SimEnvironment, SimQueue, act_as};
 use cbd_types::{
-    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Class, Durability, ErrorKind, MediaError,
-    Operation, Pmem, Region, Request, Result,
+    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Durability, ErrorKind, MediaError, Operation, Pmem,
+    Region, Request, Result,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -305,15 +305,7 @@ fn fua_at_once(failing: impl Fn(&Small) -> ByteRange) -> [Option<ErrorKind>; 3] 
     for lane in 0..3 {
         let range = ByteRange::at(lane * DEVICE + BLOCK, BLOCK);
         let buffer = AlignedBuffer::zeroed(BLOCK as usize);
-        let request = Request {
-            id: lane,
-            operation: Operation::Write,
-            range,
-            fua: lane != 1,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        };
+        let request = Request::unmarked(lane, Operation::Write, range, lane != 1, buffer);
         queue.submit_plugged(request, &mut done);
     }
     queue.unplug(&mut done);

@@ -10,7 +10,7 @@ use cbd_sim::{
     Content, CrashMemory, OpenChange, Oracle, Seeded, SimDisk, SimEnvironment, SimQueue, Watchdog, Wish,
     from_environment,
 };
-use cbd_types::{AlignedBuffer, ByteRange, Class, Completion, ErrorKind, Operation, Pmem, Region, Request};
+use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Pmem, Region, Request};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Wake, Waker};
@@ -160,10 +160,7 @@ impl Scene {
             };
             let id = asked.len() as u64;
             asked.push((change, submitted));
-            queue.queue.submit_plugged(
-                Request { id, operation, range, fua, class: Class::Unmarked, data_crc: None, buffer },
-                &mut done,
-            );
+            queue.queue.submit_plugged(Request::unmarked(id, operation, range, fua, buffer), &mut done);
         }
         queue.queue.unplug(&mut done);
         let mut ended = 0;

@@ -5,7 +5,7 @@ use cbd_device::{Device, Queue};
 use cbd_engine::{BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, TOGETHER, Transport};
 use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment, SimQueue, act_as};
 use cbd_types::{
-    AlignedBuffer, BackendId, ByteRange, CHUNK, Class, Completion, ErrorKind, Operation, Region, Request,
+    AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, ErrorKind, Operation, Region, Request,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,15 +89,7 @@ impl Rig {
 
     fn write_range(&mut self, id: u64, range: ByteRange, fua: bool) {
         let buffer = AlignedBuffer::from_slice(&vec![(id as u8).wrapping_add(1); range.len() as usize]);
-        let request = Request {
-            id,
-            operation: Operation::Write,
-            range,
-            fua,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        };
+        let request = Request::unmarked(id, Operation::Write, range, fua, buffer);
         self.queue.submit_plugged(request, &mut self.done);
     }
 
@@ -334,15 +326,7 @@ fn the_last_of_many_writes_to_a_block_survives_a_power_cut() {
     for (id, discard) in [(30, true), (40, false)] {
         rig.write(id, BLOCK, false);
         let operation = if discard { Operation::Discard } else { Operation::WriteZeroes };
-        let request = Request {
-            id,
-            operation,
-            range: block,
-            fua: false,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer: AlignedBuffer::default(),
-        };
+        let request = Request::unmarked(id, operation, block, false, AlignedBuffer::default());
         rig.queue.submit_plugged(request, &mut rig.done);
         rig.write_range(id + 1, ByteRange::at(BLOCK, 512), true);
         rig.write(100, CHUNK, false);
@@ -364,15 +348,7 @@ fn requests_other_than_single_piece_writes_follow_held_writes() {
     rig.write(1, CHUNK, false);
     let buffer = AlignedBuffer::zeroed(BLOCK as usize);
     let range = ByteRange::at(CHUNK, BLOCK);
-    let read = Request {
-        id: 2,
-        operation: Operation::Read,
-        range,
-        fua: false,
-        class: Class::Unmarked,
-        data_crc: None,
-        buffer,
-    };
+    let read = Request::unmarked(2, Operation::Read, range, false, buffer);
     rig.queue.submit_plugged(read, &mut rig.done);
     let done = rig.answered(3);
     assert_eq!((done[2].id, &done[2].buffer[..]), (2, &[2; BLOCK as usize][..]));
@@ -386,15 +362,7 @@ fn the_last_of_two_overlapping_writes_determines_the_content() {
     rig.answered(2);
     let range = ByteRange::at(0, BLOCK + 512);
     let buffer = AlignedBuffer::zeroed(range.len() as usize);
-    let read = Request {
-        id: 2,
-        operation: Operation::Read,
-        range,
-        fua: false,
-        class: Class::Unmarked,
-        data_crc: None,
-        buffer,
-    };
+    let read = Request::unmarked(2, Operation::Read, range, false, buffer);
     rig.queue.submit(read, &mut rig.done);
     let done = rig.answered(1);
     assert!(done[0].buffer[..512].iter().all(|byte| *byte == 1));

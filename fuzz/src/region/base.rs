@@ -7,7 +7,7 @@ use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, OnWriteErr
 use cbd_format::{Layout, RecordKind};
 use cbd_sim::process::{Outlook, Process};
 use cbd_sim::{Content, CrashMemory, DiskFaults, Keep, Seeded, SimDisk, SimEnvironment};
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Class, Operation, Region, Request, Result};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Operation, Region, Request, Result};
 use std::sync::{Arc, OnceLock};
 
 /// Logical sector of the simulated disks.
@@ -240,7 +240,7 @@ fn wish(id: u64, random: &mut Seeded) -> Request {
     if operation == Operation::Write {
         Content(id + 10).fill_range(range.start / SECTOR, SECTOR as usize, &mut buffer);
     }
-    Request { id, operation, range, fua: random.chance(100), class: Class::Unmarked, data_crc: None, buffer }
+    Request::unmarked(id, operation, range, random.chance(100), buffer)
 }
 
 /// Damages the data of every write but the last, because no later evidence proves that the last one was complete.

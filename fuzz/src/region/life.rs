@@ -8,7 +8,7 @@ use crate::input::Input;
 use cbd_engine::{Consistency, Environment as _, OnWriteError, Settings, Transport};
 use cbd_sim::process::{Outlook, Process};
 use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment};
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Class, Completion, Operation, Region, Request};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, Operation, Region, Request};
 use std::sync::Arc;
 
 /// Maximum number of acts after opening.
@@ -192,15 +192,7 @@ impl Living<'_> {
         self.waiting += 1;
         self.process.submit(
             0,
-            Request {
-                id: self.next_id,
-                operation,
-                range,
-                fua,
-                class: Class::Unmarked,
-                data_crc: None,
-                buffer,
-            },
+            Request::unmarked(self.next_id, operation, range, fua, buffer),
             &mut self.done,
         );
         self.take();

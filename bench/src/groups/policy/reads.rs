@@ -15,8 +15,8 @@ use cbd_engine::{
 };
 use cbd_pmem::Mapping;
 use cbd_types::{
-    AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Class, Completion, Error, ErrorKind, Operation, Region,
-    Request, Result,
+    AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Completion, Error, ErrorKind, Operation, Region, Request,
+    Result,
 };
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
@@ -108,15 +108,7 @@ impl Blkdev {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(length as usize);
         let range = ByteRange::at(start, length);
-        let request = Request {
-            id: 1,
-            operation: Operation::Read,
-            range,
-            fua: false,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        };
+        let request = Request::unmarked(1, Operation::Read, range, false, buffer);
         self.disk.pass(CLIENT_US);
         // A thread is woken by what the disk has completed, and by its fills.
         self.queue.poll(&mut self.done);

@@ -9,9 +9,7 @@ use crate::state::{StateDir, TransportEntry};
 use cbd_backing::Decorator;
 use cbd_export::BlockDevice;
 use cbd_runtime::RunningBackend;
-use cbd_types::{
-    AlignedBuffer, BackendId, ByteRange, Class, Completion, ErrorKind, Operation, Request, Result,
-};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -101,10 +99,7 @@ pub(super) fn execute_at(run: &RunningBackend, operation: Operation, offset: u64
     let mut done = Vec::new();
     let range = ByteRange::at(offset, 4096);
     let buffer = AlignedBuffer::zeroed(4096);
-    queue.submit(
-        Request { id: 0, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
-        &mut done,
-    );
+    queue.submit(Request::unmarked(0, operation, range, false, buffer), &mut done);
     let end = Instant::now() + LIMIT;
     while done.is_empty() {
         assert!(Instant::now() < end, "the write does not complete");

@@ -4,7 +4,7 @@ mod cached;
 
 use super::*;
 use alloc::vec;
-use cbd_types::{BackingGeometry, Class, Durability, MediaError, Pmem};
+use cbd_types::{BackingGeometry, Durability, MediaError, Pmem};
 
 /// Not used by any cache.
 struct NoMemory;
@@ -125,15 +125,7 @@ fn queue(discard_zeroes: bool) -> Tested {
 fn request(operation: Operation, start: u64, length: u64, fua: bool) -> Request {
     let bytes = if matches!(operation, Operation::Read | Operation::Write) { length } else { 0 };
     let buffer = AlignedBuffer::zeroed(bytes as usize);
-    Request {
-        id: 9,
-        operation,
-        range: ByteRange::at(start, length),
-        fua,
-        class: Class::Unmarked,
-        data_crc: None,
-        buffer,
-    }
+    Request::unmarked(9, operation, ByteRange::at(start, length), fua, buffer)
 }
 
 /// Polls until no request is parked; returns the completions, and the operations that the disk received.

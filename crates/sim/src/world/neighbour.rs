@@ -12,7 +12,7 @@ use crate::process::{Caching, Client};
 use crate::random::Seeded;
 use cbd_device::Device;
 use cbd_engine::{BackendSpec, Cache, Settings, Transport};
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, Class, Error, HostId, Operation, Request};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Error, HostId, Operation, Request};
 use std::sync::Arc;
 
 /// Size of its device in bytes.
@@ -120,15 +120,7 @@ impl Neighbour {
         buffer: AlignedBuffer,
     ) -> Result<AlignedBuffer, String> {
         self.next_id += 1;
-        let request = Request {
-            id: self.next_id,
-            operation,
-            range,
-            fua: false,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        };
+        let request = Request::unmarked(self.next_id, operation, range, false, buffer);
         let Some((caching, client)) = &mut self.running else { return Err(String::from("it does not run")) };
         let mut done = Vec::new();
         act_as(CLIENT);

@@ -7,7 +7,7 @@ use super::World;
 use crate::oracle::{Moment, OpenChange};
 use crate::pattern::Content;
 use crate::workload::Wish;
-use cbd_types::{AlignedBuffer, ByteRange, Class, Completion, ErrorKind, Operation, Request};
+use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Request};
 use std::collections::BTreeMap;
 
 /// A request with a client that waits for it.
@@ -99,15 +99,7 @@ impl World {
         self.next_id += 1;
         let cached_at = self.cached_at();
         self.asked.insert(id, PendingRequest { wish, client, submitted, cached_at, change, fickle });
-        Some(Request {
-            id,
-            operation: wish.operation,
-            range: wish.range,
-            fua: wish.fua,
-            class: Class::Unmarked,
-            data_crc: None,
-            buffer,
-        })
+        Some(Request::unmarked(id, wish.operation, wish.range, wish.fua, buffer))
     }
 
     /// The number of changes of the cache so far, if all writes are cached: a write that begins and ends with the same number is

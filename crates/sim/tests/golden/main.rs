@@ -12,7 +12,7 @@ use cbd_format::{
     superblock::{FEATURE_BYPASS, FEATURE_GROWN, FEATURE_USE_NOTES},
 };
 use cbd_sim::{Content, SimDisk, SimEnvironment, Watchdog, process::Process};
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, Class, Completion, ErrorKind, Operation, Request};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request};
 use image::{Golden, Shown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,11 +42,7 @@ impl Opened {
     /// Submits a request and runs all threads until it has completed.
     fn ask(&mut self, operation: Operation, range: ByteRange, buffer: AlignedBuffer) -> Completion {
         let mut done = Vec::new();
-        self.process.submit(
-            0,
-            Request { id: 1, operation, range, fua: false, class: Class::Unmarked, data_crc: None, buffer },
-            &mut done,
-        );
+        self.process.submit(0, Request::unmarked(1, operation, range, false, buffer), &mut done);
         for _ in 0..100_000 {
             if let Some(completion) = done.pop() {
                 return completion;

@@ -181,15 +181,7 @@ fn rig_with(size: u64, settings: Settings) -> Rig {
 
 fn write(id: u64, start: u64, length: u64, value: u8) -> Request {
     let buffer = AlignedBuffer::from_slice(&vec![value; length as usize]);
-    Request {
-        id,
-        operation: Operation::Write,
-        range: ByteRange::at(start, length),
-        fua: false,
-        class: Class::Unmarked,
-        data_crc: None,
-        buffer,
-    }
+    Request::unmarked(id, Operation::Write, ByteRange::at(start, length), false, buffer)
 }
 
 fn read(id: u64, start: u64, length: u64) -> Request {
