@@ -113,7 +113,10 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
                     places: (near(input, u64::from(shape.places())) as u32).into(),
                     place_bytes: (near(input, 4096) as u32).into(),
                     is_closed: u32::from(input.u8() > 240).into(),
-                    reserved: [0; 28],
+                    recalls: u32::from(input.u8() % 4).into(),
+                    recalled: near(input, sequence).into(),
+                    given_up: near(input, 1).into(),
+                    reserved: [0; 8],
                 };
                 ground.forge(areas.client, 0, &header.sealed());
             }
@@ -149,6 +152,7 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
                     let result = if choice > 150 { failed() } else { Ok(()) };
                     server.complete(Completion { id, result, buffer });
                 }
+                answer_recall(&mut server, &mut taken, choice);
                 assert!(ground.of_others(areas.server) == before, "the server stored in an area of others");
             }
             _ => {
@@ -162,6 +166,16 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
         }
     }
     settle(&mut server, taken, shape);
+}
+
+/// Sends back some requests if the client asks for that.
+fn answer_recall(server: &mut Server<CrashMemory>, taken: &mut Vec<Request>, choice: u8) {
+    for request in &*taken {
+        let _ = server.is_given_up(request.id);
+    }
+    if server.is_recalled() {
+        taken.drain(..usize::from(choice) % (taken.len() + 1)).for_each(|one| server.send_back(one));
+    }
 }
 
 /// What a former process has left is complete after some polls, whatever the client has stored.
@@ -210,7 +224,12 @@ fn use_device(ground: &Ground, input: &mut Input<'_>) {
                     server: near(input, SERVER).into(),
                     sequence: near(input, completions).into(),
                     request: near(input, completions).into(),
-                    status: (near(input, 0) as u32).into(),
+                    // The data has not arrived; the request is sent back.
+                    status: match input.u8() {
+                        low @ 0..8 => !u32::from(low % 4),
+                        _ => near(input, 0) as u32,
+                    }
+                    .into(),
                     process: (near(input, u64::from(PROCESS)) as u32).into(),
                     reserved: [0; 16],
                 };
@@ -239,7 +258,12 @@ fn use_device(ground: &Ground, input: &mut Input<'_>) {
                 }
                 assert!(ground.of_others(areas.client) == before, "the client stored in an area of others");
             }
-            _ => client.nudge(),
+            _ => match input.u8() % 4 {
+                0 => client.recall(),
+                1 => client.give_up(|id| id % 2 == 0, &mut done),
+                2 => drop(client.blocked_by()),
+                _ => client.nudge(),
+            },
         }
     }
 }
@@ -284,12 +308,12 @@ fn check_geometry(geometry: &Geometry) {
 pub fn seeds() -> Vec<Vec<u8>> {
     // 255 is the expected value of a field.
     let same = |count| vec![255; count];
-    let hello = [&[0, 255, 0, 255, 255, 0][..], &[5, 255]].concat();
+    let hello = [&[0, 255, 0, 255, 255, 0, 1, 255, 255][..], &[5, 255]].concat();
     let submission = |operation: u8| [&[1][..], &same(7), &[operation, 0], &[5, 255]].concat();
     let served: Vec<u8> = (0..7).flat_map(submission).chain([5, 0, 5, 1, 6, 160]).collect();
     let ready = [&[0][..], &same(9), &[5], &same(2), &[6]].concat();
     let used: Vec<u8> =
-        (0..5).flat_map(|operation| [4, operation, 1, 9, 6, 1].into_iter().chain(same(7))).collect();
+        (0..5).flat_map(|operation| [4, operation, 1, 9, 6, 1].into_iter().chain(same(8))).collect();
     // One data place more than the areas have room for, and reads of it.
     let larger =
         [&[6, 0, 255, 0, 41, 255, 0, 5, 255][..], &[&[1][..], &same(6), &[41, 1, 0]].concat().repeat(4)]
@@ -303,7 +327,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         // Its session continues, with requests in flight.
         seeds.push([&[flags][..], &hello, &served, &[15], &served, &[5, 255, 15], &served].concat());
         seeds.push([&[flags][..], &hello, &[4, 0, 1, 40], &same(40), &served].concat());
-        seeds.push([&[flags | 1][..], &ready, &used, &[6, 7, 6]].concat());
+        seeds.push([&[flags | 1][..], &ready, &used, &[6, 7, 0, 7, 1, 7, 2, 7, 3, 6]].concat());
         seeds
             .push([&[flags | 1][..], &ready, &used, &ready, &used, &[3, 0, 1, 40], &same(40), &[6]].concat());
     }

@@ -1,11 +1,13 @@
 //! The side of a channel that submits requests.
 
+mod recall;
+
 use crate::Areas;
 use crate::area::{
     observe_data, observe_header, observe_line, publish_data, publish_header, publish_line, reserve,
 };
 use crate::places::{Places, Submitted};
-use crate::wire::{STATUS_AGAIN, changes, geometry_of, has_data, kind_of, number_of};
+use crate::wire::{STATUS_AGAIN, STATUS_RETURNED, changes, geometry_of, has_data, kind_of, number_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{CLIENT_MAGIC, FLAG_FUA, FLAG_METADATA, SERVER_READY};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission, crc32c};
@@ -24,6 +26,7 @@ struct Whole {
     request: Request,
     parts_left: u32,
     error: Option<Error>,
+    is_given_up: bool,
 }
 
 /// What one entry asks for: a request, or a piece of one whose data is longer than a data place.
@@ -33,9 +36,13 @@ struct Part {
     whole: usize,
     operation: Operation,
     range: ByteRange,
+    /// Its number among all parts.
+    order: u64,
     /// The number under which it was submitted last; parts in flight were submitted in the order of these numbers.
     sequence: u64,
     tries: u32,
+    /// The server has sent it back.
+    is_returned: bool,
 }
 
 impl Part {
@@ -78,6 +85,13 @@ pub struct Client<M: Pmem> {
     completed: u64,
     /// The number in the header by which all completions are asked for again.
     again: u64,
+    /// The numbers in the header by which the server is asked for what it has not begun.
+    recalls: u32,
+    recalled: u64,
+    /// The data places whose requests were given up then, one bit for each.
+    given_up: u64,
+    /// Requests that were given up and are not complete.
+    given_up_left: usize,
     /// Whether all completions that are there are to be counted again.
     is_recounting: bool,
     idle: u32,
@@ -88,8 +102,12 @@ pub struct Client<M: Pmem> {
     repeated: u64,
     /// What is in flight.
     places: Places<Part>,
-    /// What is not in flight yet, in order.
+    /// What is not in flight, in the order of its submission by the user.
     waiting: VecDeque<Part>,
+    /// Parts that wait and that the server has sent back.
+    returned: usize,
+    /// Parts so far.
+    parts: u64,
     wholes: Vec<Option<Whole>>,
     /// The empty places in `wholes`; there is memory for all.
     free: Vec<usize>,
@@ -111,6 +129,10 @@ impl<M: Pmem> Client<M> {
             submitted: 0,
             completed: 0,
             again: 0,
+            recalls: 0,
+            recalled: 0,
+            given_up: 0,
+            given_up_left: 0,
             is_recounting: false,
             idle: 0,
             looks_closely: false,
@@ -118,6 +140,8 @@ impl<M: Pmem> Client<M> {
             repeated: 0,
             places: Places::new(&shape)?,
             waiting: VecDeque::new(),
+            returned: 0,
+            parts: 0,
             wholes: Vec::new(),
             free: Vec::new(),
         };
@@ -134,7 +158,10 @@ impl<M: Pmem> Client<M> {
             places: self.shape.places().into(),
             place_bytes: self.shape.place_bytes().into(),
             is_closed: u32::from(is_closed).into(),
-            reserved: [0; 28],
+            recalls: self.recalls.into(),
+            recalled: self.recalled.into(),
+            given_up: self.given_up.into(),
+            reserved: [0; 8],
         };
         publish_header(&self.region, self.areas.client, &header.sealed());
     }
@@ -220,31 +247,49 @@ impl<M: Pmem> Client<M> {
         let pieces = self.pieces(&request);
         let whole = self.free.pop().unwrap_or(self.wholes.len());
         let before = self.waiting.len();
-        self.waiting.extend(pieces.map(|range| Part { whole, operation, range, sequence: 0, tries: 0 }));
+        let part = |(range, order)| Part {
+            whole,
+            operation,
+            range,
+            order,
+            sequence: 0,
+            tries: 0,
+            is_returned: false,
+        };
+        self.waiting.extend(pieces.zip(self.parts..).map(part));
         let parts_left = (self.waiting.len() - before) as u32;
-        let item = Some(Whole { request, parts_left, error: None });
+        self.parts += u64::from(parts_left);
+        let item = Some(Whole { request, parts_left, error: None, is_given_up: false });
         match self.wholes.get_mut(whole) {
             Some(place) => *place = item,
             None => self.wholes.push(item),
         }
     }
 
-    /// Submits what waits and need not wait any longer.
+    /// Submits what waits and need not wait any longer. While parts wait that the server has sent back, changes get a quarter of the
+    /// places: the server has no space, and other requests need none.
     fn send_waiting(&mut self) {
         if self.served.is_none() {
             return;
         }
+        let changes_max = self.places.count().div_ceil(4);
         let mut index = 0;
         while index < self.waiting.len() && self.is_entry_free() {
             let Some(place) = self.places.free() else { return };
             let part = self.waiting[index];
-            if self.has_to_wait(&part, index) {
+            let is_limited = self.returned > 0 && part.changes() && self.changes_in_flight() >= changes_max;
+            if is_limited || self.has_to_wait(&part, index) {
                 index += 1;
                 continue;
             }
             self.waiting.remove(index);
+            self.returned -= usize::from(part.is_returned);
             self.send(part, place);
         }
+    }
+
+    fn changes_in_flight(&self) -> usize {
+        self.places.iter().filter(|(_, part)| part.changes()).count()
     }
 
     /// Whether something is in flight, or before this part in the line, that it must not overtake.
@@ -262,7 +307,7 @@ impl<M: Pmem> Client<M> {
 
     /// Stores the data and the entry of a part under the next number.
     fn send(&mut self, part: Part, place: usize) {
-        let part = Part { sequence: self.submitted, ..part };
+        let part = Part { sequence: self.submitted, is_returned: false, ..part };
         self.submitted += 1;
         self.stores += 1;
         self.places.put(place, part);
@@ -366,14 +411,14 @@ impl<M: Pmem> Client<M> {
             0 if part.operation == Operation::Read => self.copy_data(&part, place, found.data_crc.get()),
             0 => Ok(true),
             STATUS_AGAIN => Ok(false),
+            STATUS_RETURNED => return self.wait_again(Part { is_returned: true, ..part }, done),
             status => Err(Error::new(kind_of(status), "the host that serves the device reported this error")),
         };
         match result {
             Ok(true) => self.end_part(&part, Ok(()), done),
             Ok(false) if part.tries + 1 < TRIES => {
                 self.repeated += 1;
-                // There is memory, and what overlaps it is behind it.
-                self.waiting.push_front(Part { tries: part.tries + 1, ..part });
+                self.wait_again(Part { tries: part.tries + 1, ..part }, done);
             }
             Ok(false) => {
                 let text = format!("data did not come through the region as it was sent, {TRIES} times");
@@ -403,6 +448,7 @@ impl<M: Pmem> Client<M> {
             && let Some(whole) = place.take()
         {
             self.free.push(part.whole);
+            self.given_up_left -= usize::from(whole.is_given_up);
             done.push(completion(whole.request, whole.error.map_or(Ok(()), Err)));
         }
     }
@@ -431,6 +477,10 @@ impl<M: Pmem> Client<M> {
         if MutationPoint::ChannelReplay.is_active() {
             self.submit_again();
         }
+        if self.recalls > 0 {
+            // The number of submissions was that of the former session.
+            self.recall();
+        }
     }
 
     /// Submits to a new server what its predecessor has not completed, in the same order.
@@ -450,6 +500,7 @@ impl<M: Pmem> Client<M> {
         self.is_closed = true;
         self.served = None;
         self.waiting.clear();
+        (self.returned, self.given_up_left) = (0, 0);
         self.places.clear();
         self.free.clear();
         for whole in self.wholes.drain(..).flatten() {

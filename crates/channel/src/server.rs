@@ -7,7 +7,7 @@ use crate::area::{
 };
 use crate::places::{Places, Submitted};
 use crate::resume::{self, BLANK, Former, Left, Line};
-use crate::wire::{STATUS_AGAIN, changes, has_data, header_of, operation_of, status_of};
+use crate::wire::{STATUS_AGAIN, STATUS_RETURNED, changes, has_data, header_of, operation_of, status_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY, boot_number};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission};
@@ -41,6 +41,12 @@ struct Session {
     completed: u64,
     /// [`ClientHeader::again`], as it was last answered.
     again: u64,
+    /// [`ClientHeader::recalls`], as it was last answered.
+    recalls: u32,
+    /// [`ClientHeader::recalled`] of a recall that was not answered.
+    recalled: Option<u64>,
+    /// [`ClientHeader::given_up`], and the number of submissions then.
+    given_up: (u64, u64),
     is_ending: bool,
     /// What was handed out and is not complete.
     places: Places<InFlight>,
@@ -80,12 +86,25 @@ impl Session {
             taken: left.taken,
             completed: left.completed,
             again: header.again.get(),
+            recalls: header.recalls.get(),
+            // It may have asked a former process.
+            recalled: (header.recalls.get() > 0).then(|| header.recalled.get()),
+            given_up: (header.given_up.get(), header.recalled.get()),
             is_ending: false,
             places: Places::new(&shape)?,
             lines: left.lines,
             outstanding: left.outstanding,
             resumed: left.taken,
         })
+    }
+
+    /// Notices that the client asks for its requests.
+    fn note_recall(&mut self, header: &ClientHeader) {
+        let recalls = header.recalls.get();
+        if core::mem::replace(&mut self.recalls, recalls) != recalls {
+            self.recalled = Some(header.recalled.get());
+            self.given_up = (header.given_up.get(), header.recalled.get());
+        }
     }
 
     /// Whether a change of a former process is still to be handed out or in flight.
@@ -250,12 +269,15 @@ impl<M: Pmem> Server<M> {
     }
 
     /// Whether the client has ended the session, or another one is to follow: this process may have been paused since then.
-    fn has_client_left(&self) -> bool {
-        let Some(session) = &self.serving else { return true };
+    fn has_client_left(&mut self) -> bool {
         let header =
             observe_header(&self.region, self.areas.client, |line| ClientHeader::decode(line).verify());
-        let has_left = header
-            .is_some_and(|header| header.is_closed.get() != 0 || header.session.get() != session.client);
+        let Some(session) = &mut self.serving else { return true };
+        let Some(header) = header else { return false };
+        let has_left = header.is_closed.get() != 0 || header.session.get() != session.client;
+        if !has_left {
+            session.note_recall(&header);
+        }
         has_left && MutationPoint::ChannelEnded.is_active()
     }
 
@@ -382,6 +404,34 @@ impl<M: Pmem> Server<M> {
         self.store_completion(sequence, status, data_crc);
     }
 
+    /// Whether the client has asked for the requests of which nothing was done yet, since the last call: they are to be
+    /// [sent back](Self::send_back). True once all that it had submitted before was handed out, and all changes that a former process has
+    /// left are complete: those may have been executed.
+    pub fn is_recalled(&mut self) -> bool {
+        let is_settled = MutationPoint::ChannelRecallSettled.holds(self.is_settled());
+        let Some(session) = self.serving.as_mut().filter(|_| is_settled) else { return false };
+        session.recalled.take_if(|submissions| *submissions <= session.taken).is_some()
+    }
+
+    /// Whether the client has given up a request. It is to be sent back also if it was executed in part.
+    #[must_use]
+    pub fn is_given_up(&self, request: u64) -> bool {
+        let Some(session) = &self.serving else { return false };
+        let (places, submissions) = session.given_up;
+        let bit = session.places.find(request).and_then(|place| 1_u64.checked_shl(place as u32));
+        request < submissions && places & bit.unwrap_or(0) != 0
+    }
+
+    /// Returns a request to the client, as if it had not been submitted.
+    pub fn send_back(&mut self, request: Request) {
+        let Some(session) = &mut self.serving else { return };
+        if let Some(place) = session.places.find(request.id) {
+            session.places.take(place);
+            self.store_completion(request.id, STATUS_RETURNED, 0);
+        }
+        self.spare.give(request.buffer);
+    }
+
     fn store_completion(&mut self, request: u64, status: u32, data_crc: u32) {
         let Some(session) = &mut self.serving else { return };
         let entry = ChannelCompletion {
@@ -414,6 +464,7 @@ impl<M: Pmem> Server<M> {
         if let Some(session) = &mut self.serving {
             let is_same = session.client == header.session.get();
             if is_same && !is_closed {
+                session.note_recall(&header);
                 return self.answer_again(header.again.get());
             }
             session.is_ending = true;

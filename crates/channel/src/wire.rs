@@ -10,6 +10,9 @@ use cbd_types::{ErrorKind, Geometry, Operation};
 /// submitted again.
 pub const STATUS_AGAIN: u32 = u32::MAX;
 
+/// Nothing was done of the request, which the client has asked for: it waits for space, or for another one.
+pub const STATUS_RETURNED: u32 = u32::MAX - 2;
+
 /// The number of a kind of error in a completion; 0 is success.
 pub fn status_of(kind: ErrorKind) -> u32 {
     let place = ErrorKind::ALL.iter().position(|known| *known == kind);
@@ -120,7 +123,7 @@ mod tests {
     fn numbers_of_errors_and_operations_lead_back_to_them_and_do_not_change() {
         for kind in ErrorKind::ALL {
             let status = status_of(kind);
-            assert!(status != 0 && status != STATUS_AGAIN);
+            assert!(![0, STATUS_AGAIN, STATUS_RETURNED].contains(&status));
             assert_eq!(kind_of(status), kind);
         }
         assert_eq!(

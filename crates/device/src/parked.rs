@@ -16,6 +16,22 @@ pub(crate) struct Parked {
     pub(crate) tally: Tally,
 }
 
+impl Parked {
+    /// Whether something of the request may have been done.
+    pub(crate) fn has_begun(&self) -> bool {
+        let has_progress = match &self.progress {
+            Progress::Written(until) => *until > self.request.range.start,
+            Progress::Zeroed(zeroed) => zeroed.has_begun(),
+            Progress::Around(around) => {
+                let is_at_start = around.next == self.request.range.start && !around.zeroed.has_begun();
+                !is_at_start || around.went_past || around.cached
+            }
+            Progress::Reading | Progress::Forcing | Progress::Flushing(_) => true,
+        };
+        has_progress || self.outstanding > 0 || self.error.is_some()
+    }
+}
+
 /// The progress of a request that changes the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Progress {

@@ -1,6 +1,7 @@
 //! One thread's queue of requests to a blkdev.
 
 mod cached;
+mod cancel;
 mod ending;
 mod held;
 mod integrity;
@@ -18,13 +19,13 @@ use crate::{
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cached::{Change, advance, look_up};
+pub(crate) use cancel::given_up;
 use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, BlkdevId, ByteRange, Class, Completion, Error, ErrorKind,
     OpToken, Operation, Origin, Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
-use ending::complete;
 use integrity::has_other_data;
 use misses::note_hit;
 pub use verify::VERIFY_MAX;
@@ -162,38 +163,6 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         let parked = self.parked.iter().map(|parked| &parked.request);
         let unfinished = parked.chain(&self.held).filter(|request| is_change(request.operation)).count();
         unfinished + self.plugged.len()
-    }
-
-    /// Cancels, with an error, each request that the backing device does not have: requests that were held back, and requests
-    /// that wait for space, of which some pieces may be written. Used when a client has disconnected; [`poll`](Self::poll)
-    /// still completes the operations that the backing device has.
-    pub fn give_up(&mut self, done: &mut Vec<Completion>) {
-        for request in self.plugged.drain(..).chain(self.held.drain(..)) {
-            self.meter.count_failed(request.operation);
-            complete(request, Err(given_up()), done);
-        }
-        for parked in self.parked.iter_mut() {
-            if let Progress::Around(around) = &mut parked.progress {
-                around.given_up = true;
-            }
-        }
-        for place in core::mem::take(&mut self.waiting) {
-            match self.parked.get_mut(place) {
-                // The backing device has a part of it, and it completes when that returns.
-                Some(parked) if parked.outstanding > 0 => {
-                    parked.error.get_or_insert(given_up());
-                    if let Progress::Around(around) = &mut parked.progress {
-                        around.next = parked.request.range.end;
-                    }
-                }
-                _ => self.end_parked(place, Some(Err(given_up())), done),
-            }
-        }
-        if let Some(cache) = &*self.cache {
-            cache.stop_waiting(&self.waker);
-            self.ahead.clear(cache);
-        }
-        self.give_up_verifications();
     }
 
     /// Submits a request. If it completes at once, its completion is in `done` when this returns.
@@ -539,10 +508,6 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Drop for Queue<E, Q, C
 fn flush_failed() -> Error {
     let text = "a flush of the backing device failed while the device had a cache: writes since the flush before may be lost";
     Error::new(ErrorKind::Backing, text)
-}
-
-pub(crate) fn given_up() -> Error {
-    Error::new(ErrorKind::Stopped, "the request was given up: its client is gone")
 }
 
 #[cfg(test)]

@@ -140,6 +140,12 @@ pub trait RequestQueue: Send {
         let _ = done;
     }
 
+    /// Moves to `returned` requests that wait for space or for what must precede them, as if they had not been submitted: the client
+    /// submits them again, or has given them up. A part of a request can have been done if `with_begun` holds for its identifier.
+    fn take_back(&mut self, with_begun: &dyn Fn(u64) -> bool, returned: &mut Vec<Request>) {
+        let _ = (with_begun, returned);
+    }
+
     /// Frees memory that is kept for later requests. Called when the queue is idle.
     fn trim(&mut self) {}
 

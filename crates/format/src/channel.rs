@@ -76,8 +76,14 @@ on_media! {
         28 place_bytes: U32,
         /// 1 once the client has ended the session.
         32 is_closed: U32,
+        /// Raised when the client asks for the requests of which nothing was done yet.
+        36 recalls: U32,
+        /// Submissions before it asked.
+        40 recalled: U64,
+        /// Bit n: the request that had data place n then is given up.
+        48 given_up: U64,
         /// Zero.
-        36 reserved: [u8; 28],
+        56 reserved: [u8; 8],
     }
 }
 
@@ -371,7 +377,10 @@ mod tests {
             places: U32::new(places),
             place_bytes: U32::new(4096),
             is_closed: U32::ZERO,
-            reserved: [0; 28],
+            recalls: U32::ZERO,
+            recalled: U64::ZERO,
+            given_up: U64::ZERO,
+            reserved: [0; 8],
         };
         let counts = |header: ClientHeader| ClientHeader::decode(&header.sealed()).verify().is_some();
         assert!(counts(header(1, 4)));

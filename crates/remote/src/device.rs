@@ -1,14 +1,18 @@
 //! The side of a host that uses the device.
 
-use crate::figures::{Begun, Figures, OperationFigures};
+mod channel;
+mod recall;
+
+use crate::figures::OperationFigures;
 use crate::pause::{Pause, WAIT_MAX};
 use crate::wake::{ClientWake, Found, LOOK_AFTER, OF_QUEUE, WakeAddress};
 use crate::{ChannelUse, shape_for};
 use cbd_channel::Client;
-use cbd_export::wake::{Event, Waker};
+use cbd_export::wake::Event;
 use cbd_export::{BlockDevice, RequestQueue, system_error};
 use cbd_sys::event::Poller;
 use cbd_types::{BlkdevId, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Region, Request, Result};
+use channel::{Channel, Inbox, Origin};
 use parking_lot::Mutex;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -16,191 +20,6 @@ use std::time::{Duration, Instant};
 
 /// How long after its last request a queue looks for the answer without a wait.
 const SPIN: Duration = Duration::from_micros(10);
-
-/// How long requests wait without a completion before everything in flight is stored again.
-const NUDGE_AFTER: Duration = Duration::from_secs(1);
-
-/// The queue of a request in the channel, and its identifier there.
-#[derive(Clone, Copy)]
-struct Origin {
-    queue: usize,
-    id: u64,
-    begun: Begun,
-}
-
-/// What a queue gets from the others that poll the channel.
-struct Inbox {
-    completions: Vec<Completion>,
-    /// Whether the waker was used since the queue has looked.
-    is_called: bool,
-    waker: Waker,
-    /// What the queue waits on.
-    poller: Arc<Poller>,
-}
-
-impl Inbox {
-    fn call(&mut self) {
-        if !self.is_called {
-            self.is_called = true;
-            self.waker.wake();
-        }
-    }
-}
-
-/// The channel, with what its queues have in flight.
-struct Channel<M: Pmem> {
-    place: ChannelUse,
-    /// None once the device has been closed.
-    client: Option<Client<M>>,
-    /// By the identifier in the channel; those that are free are in `free`.
-    origins: Vec<Option<Origin>>,
-    free: Vec<usize>,
-    /// By the number of the queue; none for one that was closed.
-    inboxes: Vec<Option<Inbox>>,
-    found: Vec<Completion>,
-    wake: ClientWake,
-    /// What the client has stored when the other host was woken last.
-    told: u64,
-    /// Whether the other host slept then: its answer takes longer than to begin a wait.
-    has_woken: bool,
-    figures: Figures,
-    /// When a request completed last, or the first one began to wait.
-    progress: Instant,
-    /// When everything was stored again last.
-    nudged: Instant,
-}
-
-impl<M: Pmem> Channel<M> {
-    /// Moves the requests that are complete to their queues: to `done` those of `queue`.
-    fn deliver(&mut self, queue: usize, done: &mut Vec<Completion>) {
-        let mut found = std::mem::take(&mut self.found);
-        if !found.is_empty() {
-            self.progress = Instant::now();
-        }
-        for mut completion in found.drain(..) {
-            let place = usize::try_from(completion.id).unwrap_or(usize::MAX);
-            let Some(origin) = self.origins.get_mut(place).and_then(Option::take) else { continue };
-            self.free.push(place);
-            self.figures.count(origin.begun, completion.result.is_ok());
-            completion.id = origin.id;
-            if origin.queue == queue {
-                done.push(completion);
-            } else if let Some(Some(inbox)) = self.inboxes.get_mut(origin.queue) {
-                inbox.completions.push(completion);
-                inbox.call();
-            }
-        }
-        self.found = found;
-    }
-
-    fn deliver_to_all(&mut self) {
-        // There is no queue of this number: each request goes to the inbox of its own.
-        self.deliver(usize::MAX, &mut Vec::new());
-    }
-
-    /// Ends the session if this process may store in its area no more.
-    fn look_for_loss(&mut self) {
-        if self.place.is_lost()
-            && let Some(client) = self.client.take()
-        {
-            client.abandon(&mut self.found);
-        }
-    }
-
-    fn submit(&mut self, queue: usize, mut request: Request, done: &mut Vec<Completion>) {
-        self.look_for_loss();
-        let begun = Begun::now(request.operation, request.range.len());
-        let Some(client) = &mut self.client else {
-            self.figures.count(begun, false);
-            let (id, buffer) = (request.id, request.buffer);
-            done.push(Completion { id, result: Err(closed()), buffer });
-            return self.deliver(queue, done);
-        };
-        if client.in_flight() == 0 {
-            self.progress = Instant::now();
-        }
-        let place = self.free.pop().unwrap_or(self.origins.len());
-        let origin = Some(Origin { queue, id: request.id, begun });
-        match self.origins.get_mut(place) {
-            Some(slot) => *slot = origin,
-            None => self.origins.push(origin),
-        }
-        request.id = place as u64;
-        // The queue may be waited on as soon as this returns.
-        if self.wake.is_attached() && !self.wake.is_announced() {
-            self.wake.announce();
-            if client.in_flight() > 0 {
-                // What has completed before the server was told.
-                client.look_closely();
-                client.poll(&mut self.found);
-                self.deliver_to_all();
-            }
-        }
-        let Some(client) = &mut self.client else { return };
-        client.submit(request, &mut self.found);
-        self.wake_server();
-        self.deliver(queue, done);
-    }
-
-    /// Wakes the other host if it sleeps, and something was stored for it.
-    fn wake_server(&mut self) {
-        let stores = self.client.as_ref().map_or(0, Client::stores);
-        if stores != self.told {
-            self.told = stores;
-            self.has_woken = self.wake.wake_server();
-        }
-    }
-
-    fn in_flight(&self) -> usize {
-        self.client.as_ref().map_or(0, Client::in_flight)
-    }
-
-    /// Whether the event of the queue was signalled.
-    fn poll(&mut self, queue: usize, done: &mut Vec<Completion>) -> bool {
-        let mut is_called = false;
-        if let Some(Some(inbox)) = self.inboxes.get_mut(queue) {
-            is_called = std::mem::take(&mut inbox.is_called);
-            done.append(&mut inbox.completions);
-        }
-        self.look_for_loss();
-        if let Some(client) = &mut self.client {
-            client.poll(&mut self.found);
-            let waits = client.in_flight() > 0 && self.progress.elapsed() >= NUDGE_AFTER;
-            if waits && self.nudged.elapsed() >= NUDGE_AFTER {
-                self.nudged = Instant::now();
-                client.nudge();
-            }
-        }
-        self.wake_server();
-        self.deliver(queue, done);
-        is_called
-    }
-
-    /// Whether a thread that is about to sleep has to say so.
-    fn wants_announcement(&self) -> bool {
-        self.in_flight() > 0 && self.wake.is_attached() && !self.wake.is_announced()
-    }
-
-    /// The other host wakes this one no more: all queues look from time to time.
-    fn end_wake(&mut self) {
-        self.wake.disconnect(self.inboxes.iter().flatten().map(|inbox| &*inbox.poller));
-        self.inboxes.iter_mut().flatten().for_each(Inbox::call);
-    }
-
-    /// Ends the session. Requests in flight complete with an error.
-    fn end(&mut self) {
-        self.look_for_loss();
-        if let Some(client) = &mut self.client {
-            client.end(&mut self.found);
-        }
-        // The server sees that, too.
-        self.end_wake();
-    }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Stopped, "the block device was closed")
-}
 
 /// A block device that another host serves, through a channel in their region.
 pub struct RemoteDevice<M: Pmem + 'static> {
@@ -243,20 +62,7 @@ impl<M: Pmem + 'static> RemoteDevice<M> {
             pause.begin(WAIT_MAX);
             cbd_export::wait_any(&[pause.descriptor()], Some(limit))?;
         };
-        let channel = Channel {
-            place,
-            client: Some(client),
-            origins: Vec::new(),
-            free: Vec::new(),
-            inboxes: Vec::new(),
-            found,
-            wake: ClientWake::new()?,
-            told: 0,
-            has_woken: false,
-            figures: Figures::default(),
-            progress: Instant::now(),
-            nudged: Instant::now(),
-        };
+        let channel = Channel::new(place, client, found)?;
         Ok(Self { channel: Arc::new(Mutex::new(channel)), first })
     }
 
@@ -423,6 +229,8 @@ struct RemoteQueue<M: Pmem> {
     joined: Option<u64>,
     /// Whether the other host wakes this queue.
     is_woken: bool,
+    /// Whether requests waited here at the last look.
+    has_waiting: bool,
     parked: usize,
     /// When a request was submitted last.
     submitted: Instant,
@@ -452,8 +260,18 @@ impl<M: Pmem> RemoteQueue<M> {
         }
         drop(channel);
         let (channel, submitted) = (Arc::clone(shared), Instant::now());
-        let (joined, is_woken, parked) = (None, false, 0);
-        Ok(Self { channel, number, pause, event, poller, joined, is_woken, parked, submitted })
+        Ok(Self {
+            channel,
+            number,
+            pause,
+            event,
+            poller,
+            joined: None,
+            is_woken: false,
+            has_waiting: false,
+            parked: 0,
+            submitted,
+        })
     }
 
     /// Counts what has completed, and looks again later if something has not.
@@ -464,18 +282,21 @@ impl<M: Pmem> RemoteQueue<M> {
         }
         match self.parked {
             0 => self.pause.end(),
+            // The next look may be the one at which it asks for what waits there.
+            _ if self.has_waiting => self.pause.begin_long(recall::AFTER),
             _ if self.is_woken => self.pause.begin_long(LOOK_AFTER),
             _ => self.pause.begin(WAIT_MAX),
         }
     }
 
     /// Whether the other host was awake when something was stored for it last.
-    fn look(&self, done: &mut Vec<Completion>) -> bool {
+    fn look(&mut self, done: &mut Vec<Completion>) -> bool {
         let mut channel = self.channel.lock();
         // Under the lock, so that the next wait sees any later signal.
         if channel.poll(self.number, done) {
             self.event.clear();
         }
+        self.has_waiting = channel.has_waiting();
         !channel.has_woken
     }
 
@@ -525,7 +346,7 @@ impl<M: Pmem> RemoteQueue<M> {
     }
 
     /// Looks for the answer without a wait: a host that is awake answers in less time than it takes to begin one.
-    fn spin(&self, done: &mut Vec<Completion>) {
+    fn spin(&mut self, done: &mut Vec<Completion>) {
         self.channel.lock().wake.retract();
         let before = done.len();
         while done.len() == before && self.submitted.elapsed() < SPIN {
@@ -543,6 +364,7 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
         let mut channel = channel.lock();
         self.join(&channel.wake);
         channel.submit(self.number, request, done);
+        self.has_waiting = channel.has_waiting();
         drop(channel);
         self.submitted = Instant::now();
         self.pause.shorten();
@@ -564,6 +386,22 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
         self.parked
     }
 
+    fn changes(&self) -> usize {
+        let channel = self.channel.lock();
+        let is_own = |origin: &&Origin| origin.queue == self.number && origin.begun.is_change();
+        channel.origins.iter().flatten().filter(is_own).count()
+    }
+
+    fn give_up(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
+        let channel = Arc::clone(&self.channel);
+        let mut channel = channel.lock();
+        channel.give_up(self.number);
+        channel.deliver(self.number, done);
+        drop(channel);
+        self.note(done.len() - before);
+    }
+
     fn wait_descriptors(&self) -> Vec<RawFd> {
         vec![self.poller.as_raw_fd()]
     }
@@ -572,7 +410,8 @@ impl<M: Pmem> RequestQueue for RemoteQueue<M> {
 impl<M: Pmem> Drop for RemoteQueue<M> {
     fn drop(&mut self) {
         let mut channel = self.channel.lock();
-        // What it has in flight completes in the channel, for no one.
+        channel.give_up(self.number);
+        // The rest of what it has in flight completes in the channel, for no one.
         for origin in channel.origins.iter_mut().flatten().filter(|origin| origin.queue == self.number) {
             origin.queue = usize::MAX;
         }

@@ -41,6 +41,11 @@ impl Begun {
     pub(crate) fn now(operation: Operation, bytes: u64) -> Self {
         Self { operation, bytes, at: Instant::now() }
     }
+
+    /// Whether the request changes the device.
+    pub(crate) const fn is_change(&self) -> bool {
+        !matches!(self.operation, Operation::Read | Operation::Flush)
+    }
 }
 
 /// The counters of a device.

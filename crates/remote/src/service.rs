@@ -32,6 +32,8 @@ pub struct ServiceOptions<'a> {
     pub blkdev: BlkdevId,
     /// The requests of all blkdevs of the device.
     pub changes: Arc<Changes>,
+    /// Whether the device has no other blkdev: no client sees what was done of a request that is executed once more later.
+    pub is_exclusive: bool,
     /// Called first in the thread.
     pub thread_setup: fn(),
 }
@@ -79,7 +81,8 @@ impl Service {
         let server = Server::open(region, place.areas, place.area_bytes, place.session, device.geometry());
         let (waker, pause) = (event.waker(), Pause::new()?);
         let of_thread = Arc::clone(&shared);
-        let (blkdev, changes) = (options.blkdev, Arc::clone(&options.changes));
+        let (blkdev, is_exclusive) = (options.blkdev, options.is_exclusive);
+        let changes = Arc::clone(&options.changes);
         let (running, ended) = sync_channel(0);
         let thread = start_thread(options.name, move || {
             let _running: SyncSender<()> = running;
@@ -91,6 +94,7 @@ impl Service {
                 queue,
                 blkdev,
                 changes,
+                is_exclusive,
                 event,
                 pause,
                 wake: None,
@@ -173,6 +177,7 @@ struct Serving<M: Pmem> {
     queue: SharedQueue,
     blkdev: BlkdevId,
     changes: Arc<Changes>,
+    is_exclusive: bool,
     event: Event,
     pause: Pause,
     /// By which the other host wakes the thread, and the thread that host.
@@ -206,6 +211,7 @@ impl<M: Pmem> Serving<M> {
             }
             self.give_up_left(&mut done);
             let has_worked = self.execute(&mut requests, &mut done);
+            self.send_back();
             if !is_settled && self.server.is_settled() {
                 is_settled = true;
                 self.changes.settle(self.blkdev);
@@ -284,6 +290,16 @@ impl<M: Pmem> Serving<M> {
             self.queue.give_up(done);
         } else if !is_left {
             self.has_given_up = false;
+        }
+    }
+
+    /// Sends back what the client asks for.
+    fn send_back(&mut self) {
+        if self.server.is_recalled() {
+            let mut returned = Vec::new();
+            let Self { server, queue, is_exclusive, .. } = self;
+            queue.take_back(&|request| *is_exclusive || server.is_given_up(request), &mut returned);
+            returned.into_iter().for_each(|request| self.server.send_back(request));
         }
     }
 

@@ -264,14 +264,22 @@ impl SharedQueue {
         self.queue.unplug(done);
     }
 
-    /// Completes with an error what is held.
-    fn end_held(&mut self, done: &mut Vec<Completion>) {
-        for Held { ticket, request } in std::mem::take(&mut self.held) {
+    /// Takes the requests that are held.
+    fn take_held(&mut self) -> Vec<Request> {
+        let take = |Held { ticket, request }| {
             if let Some(ticket) = ticket {
                 let mut state = self.executed.changes.0.lock();
                 state.waiting.remove(&ticket);
                 state.end(ticket);
             }
+            request
+        };
+        std::mem::take(&mut self.held).into_iter().map(take).collect()
+    }
+
+    /// Completes with an error what is held.
+    fn end_held(&mut self, done: &mut Vec<Completion>) {
+        for request in self.take_held() {
             let error = Error::new(ErrorKind::Stopped, "the client has disconnected");
             done.push(Completion { id: request.id, result: Err(error), buffer: request.buffer });
         }
@@ -282,7 +290,7 @@ impl SharedQueue {
         self.queue.parked()
     }
 
-    /// The completion of a request is stored.
+    /// The completion of a request is stored, or nothing was done of it.
     pub(crate) fn stored(&mut self, id: u64) {
         if let Some(ticket) = self.executed.tickets.remove(&id) {
             self.executed.changes.0.lock().end(ticket);
@@ -350,6 +358,13 @@ impl RequestQueue for SharedQueue {
         self.end_held(done);
         self.queue.give_up(done);
         self.note(&done[before..]);
+    }
+
+    fn take_back(&mut self, with_begun: &dyn Fn(u64) -> bool, returned: &mut Vec<Request>) {
+        let before = returned.len();
+        self.queue.take_back(with_begun, returned);
+        returned[before..].iter().for_each(|request| self.stored(request.id));
+        returned.extend(self.take_held());
     }
 
     fn trim(&mut self) {

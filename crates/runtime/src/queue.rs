@@ -312,6 +312,10 @@ impl<E: Environment> RequestQueue for DeviceQueue<E> {
         self.queue.give_up(done);
     }
 
+    fn take_back(&mut self, with_begun: &dyn Fn(u64) -> bool, returned: &mut Vec<Request>) {
+        self.queue.take_back(with_begun, returned);
+    }
+
     fn trim(&mut self) {
         self.queue.trim();
     }

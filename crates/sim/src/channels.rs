@@ -100,6 +100,9 @@ struct Scene<'a> {
     refused_permille: u64,
     /// Polls out of a thousand after which a client nudges, although there is no need.
     nudges_permille: u64,
+    /// The same for those after which it asks for what was not begun, or gives requests up.
+    recalls_permille: u64,
+    gives_up_permille: u64,
     is_damaged: bool,
     is_hostile: bool,
 }
@@ -125,6 +128,8 @@ fn play(seed: u64, truth: &Mutex<Truth>) -> Result<(), String> {
         is_last_first: random.chance(200),
         refused_permille: *random.pick(&[0, 0, 100]),
         nudges_permille: *random.pick(&[0, 0, 20]),
+        recalls_permille: *random.pick(&[0, 0, 20]),
+        gives_up_permille: *random.pick(&[0, 0, 0, 10]),
         is_damaged: random.chance(200),
         is_hostile,
     };

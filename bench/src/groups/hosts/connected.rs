@@ -163,6 +163,7 @@ fn serve(
         place: channel_use(region, OWNER, row.area, area),
         blkdev: row.entry.id,
         changes: Arc::default(),
+        is_exclusive: true,
         thread_setup: take_second_processor,
     };
     Service::start(owner.shared_region(), Arc::clone(served) as _, &options)

@@ -320,6 +320,7 @@ impl TransportHandle {
             place: self.channel_use(fixed, row.area, area),
             blkdev: id,
             changes: Arc::clone(changes),
+            is_exclusive: !row.entry.shared,
             thread_setup: prepare_data_thread,
         };
         let service = Service::start(self.transport.shared_region(), device, &options)?;

@@ -15,6 +15,14 @@ pub struct ZeroProgress {
     next_lane: u32,
 }
 
+impl ZeroProgress {
+    /// Whether part of the range is zeroes.
+    #[must_use]
+    pub const fn has_begun(&self) -> bool {
+        self.next_lane > 0
+    }
+}
+
 impl<E: Environment> Cache<E> {
     /// Makes `range` read as zeroes. `discard`: the backing device may free the space.
     ///

@@ -35,6 +35,7 @@ fn serving_of(device: &dyn BlockDevice) -> (Serving<Mapping>, Client<Mapping>, C
         queue: SharedQueue::new(queue, Arc::clone(&changes), Some(blkdev)).expect("a queue"),
         blkdev,
         changes,
+        is_exclusive: true,
         event: Event::new().expect("an eventfd"),
         pause: Pause::new().expect("a timer"),
         wake: listener.accept().pop(),

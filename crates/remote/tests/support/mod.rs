@@ -19,6 +19,7 @@ pub struct Rig {
     pub region: Arc<Region<Mapping>>,
     pub device: Arc<dyn BlockDevice>,
     pub changes: Arc<Changes>,
+    pub is_exclusive: bool,
     pub server: AtomicU64,
     pub session: AtomicU64,
     pub is_lost: Arc<AtomicBool>,
@@ -31,6 +32,7 @@ impl Rig {
             region: Arc::new(Region::new(Mapping::anonymous(3 * AREA).expect("memory"))),
             device: Arc::new(MemoryDevice::new(memory, 512).expect("a device")),
             changes: Arc::default(),
+            is_exclusive: true,
             server: AtomicU64::new(AREA),
             session: AtomicU64::new(1),
             is_lost: Arc::default(),
@@ -57,6 +59,7 @@ impl Rig {
             place: self.place(),
             blkdev: BLKDEV,
             changes: Arc::clone(&self.changes),
+            is_exclusive: self.is_exclusive,
             thread_setup: || (),
         };
         Service::start(Arc::clone(&self.region), Arc::clone(&self.device), &options).expect("a service")

@@ -7,7 +7,9 @@ use crate::crash::until_crash;
 use crate::hosts::HostMemory;
 use crate::random::Seeded;
 use cbd_channel::Client;
-use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Completion, Operation, Region, Request};
+use cbd_types::{
+    AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Completion, ErrorKind, Operation, Region, Request,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -46,7 +48,7 @@ impl Scene<'_> {
 
     /// Whether a request may fail, so that it is not known what it has stored.
     const fn is_lenient(&self) -> bool {
-        self.is_damaged || self.refused_permille > 0 || self.is_hostile
+        self.is_damaged || self.refused_permille > 0 || self.is_hostile || self.gives_up_permille > 0
     }
 
     fn has_others(&self) -> bool {
@@ -76,6 +78,7 @@ impl Using<'_> {
                 next += 1;
             }
             client.poll(&mut done);
+            self.take_back(&mut client, &mut done, random);
             if client.geometry().is_some() {
                 scene.truth.lock().lives(self.number, self.life);
             }
@@ -109,6 +112,17 @@ impl Using<'_> {
         assert!(client.repeated() == 0 || !scene.is_exact(), "data was not there before its entry");
         scene.truth.lock().count("client_done");
         client.close();
+    }
+
+    /// Asks for requests of which nothing was done yet, and gives some up.
+    fn take_back(&self, client: &mut Client<HostMemory>, done: &mut Vec<Completion>, random: &mut Seeded) {
+        if random.chance(self.scene.recalls_permille) {
+            client.recall();
+        }
+        if random.chance(self.scene.gives_up_permille) {
+            let remainder = random.below(3);
+            client.give_up(|id| id % 3 == remainder, done);
+        }
     }
 
     fn request(&self, number: u64, random: &mut Seeded) -> Request {
@@ -160,6 +174,11 @@ impl Using<'_> {
             Ok(()) => {}
             Err(error) => {
                 assert!(scene.is_lenient(), "{error}");
+                if error.kind() == ErrorKind::Stopped && scene.is_exact() && flying.value != 0 {
+                    truth.count("given_up");
+                    // It is not executed any more.
+                    truth.completed(flying.value);
+                }
                 return truth.count("error");
             }
         }

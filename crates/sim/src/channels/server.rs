@@ -101,6 +101,7 @@ impl Serving<'_> {
                 return;
             }
             self.poll();
+            (0..self.servers.len()).for_each(|channel| self.send_back(channel));
             self.begin();
             if !self.ready.is_empty() && random.chance(self.scene.pace_permille) {
                 let last = self.ready.len() as u64 - 1;
@@ -132,6 +133,24 @@ impl Serving<'_> {
                 let is_former = server.is_former(request.id) && changes(request.operation);
                 self.tickets += 1;
                 self.held.push(Taken { channel, ticket: self.tickets, is_former, request });
+            }
+        }
+    }
+
+    /// Sends back what a client asks for.
+    fn send_back(&mut self, channel: usize) {
+        if !self.servers[channel].is_recalled() {
+            return;
+        }
+        let is_of = |taken: &mut Taken| taken.channel == channel;
+        let held = self.held.extract_if(.., is_of).map(|taken| (taken, false));
+        let admitted = self.waiting.extract_if(.., is_of).chain(self.ready.extract_if(.., is_of));
+        let returned: Vec<_> = held.chain(admitted.map(|taken| (taken, true))).collect();
+        for (taken, is_admitted) in returned {
+            self.scene.truth.lock().count("returned");
+            self.servers[channel].send_back(taken.request);
+            if is_admitted {
+                self.end(taken.ticket);
             }
         }
     }
@@ -182,8 +201,13 @@ impl Serving<'_> {
     fn complete(&mut self, executed: Executed) {
         self.servers[executed.channel].complete(executed.completion);
         self.scene.truth.lock().completes(executed.stored, self.scene.is_coherent);
+        self.end(executed.ticket);
+    }
+
+    /// A request excludes others no longer.
+    fn end(&mut self, ticket: u64) {
         let Self { exclusion, waiting, ready, .. } = self;
-        exclusion.end(executed.ticket, |ticket| {
+        exclusion.end(ticket, |ticket| {
             let place = waiting.iter().position(|taken| taken.ticket == ticket);
             ready.extend(place.map(|place| waiting.swap_remove(place)));
         });

@@ -1,6 +1,7 @@
 //! A channel between two hosts: each request is executed as if once, in order, whatever dies.
 
 mod data;
+mod recall;
 
 use cbd_channel::{Areas, Client, Server, ServerState};
 use cbd_format::{ChannelCompletion, ChannelShape, ServerHeader, Submission};
@@ -31,6 +32,8 @@ fn requests_complete_once_and_in_order_whatever_dies() {
         "settling",
         "error",
         "nudge",
+        "returned",
+        "given_up",
         "damage",
         "other_data",
         "former",

@@ -190,12 +190,16 @@ mutation_points! {
     ChannelServerSession = "channel.server-session",
     /// An entry that is in the place of another one does not count.
     ChannelSequence = "channel.sequence",
+    /// A part of a request that is to be submitted again waits before what must not overtake it.
+    ChannelOrder = "channel.order",
     /// A request waits for those before it that overlap it: one that is executed again does not undo a later one.
     ChannelOverlap = "channel.overlap",
     /// Requests of a client that has ended its session do not begin.
     ChannelEnded = "channel.ended",
     /// The requests of a former session end before those of the next one begin.
     ChannelSettle = "channel.settle",
+    /// A server sends back nothing while changes of a former process are outstanding.
+    ChannelRecallSettled = "channel.recall.settled",
     /// After a change of the server requests in flight are submitted again.
     ChannelReplay = "channel.replay",
     /// A header of which one line is incomplete is in the other one.

@@ -455,6 +455,34 @@ fn what_the_disk_does_not_have_is_given_up_when_the_client_is_gone() {
 }
 
 #[test]
+fn requests_of_which_nothing_was_done_are_returned() {
+    let mut rig = rig();
+    let id = rig.fill_up();
+    rig.submit(read(5, 0, BLOCK));
+    // The first of its lanes has space.
+    rig.submit(request(Operation::WriteZeroes, 0, DEVICE, false));
+    rig.submit(request(Operation::WriteZeroes, CHUNK, BLOCK, false));
+    rig.plug(write(78, 0, BLOCK, 5));
+    let mut returned = Vec::new();
+    rig.queue.take_back(&|_| false, &mut returned);
+    let returned: Vec<_> = returned.into_iter().map(|request| (request.id, request.range.start)).collect();
+    assert_eq!((returned.len(), returned[0], returned[1].0), (3, (78, 0), id), "{returned:?}");
+    assert_eq!(returned[2].1, CHUNK);
+    assert_eq!(rig.queue.changes(), 1, "what was done in part stays");
+    assert!(rig.cache.status().writers_waiting);
+    let mut returned = Vec::new();
+    rig.queue.take_back(&|id| id == 9, &mut returned);
+    assert_eq!((returned.len(), returned[0].id, rig.queue.changes()), (1, 9, 0));
+    assert!(!rig.cache.status().writers_waiting, "no client waits for space any more");
+    rig.make_room();
+    assert_eq!(
+        rig.poll().into_iter().map(|(done, _)| done).collect::<Vec<_>>(),
+        [5],
+        "they do not happen later"
+    );
+}
+
+#[test]
 fn a_queue_that_is_dropped_waits_for_no_space_and_leaves_no_fill() {
     let mut rig = rig();
     rig.submit(read(1, 0, BLOCK));

@@ -143,6 +143,19 @@ fn requests_that_wait_for_the_route_are_given_up_with_their_client() {
 }
 
 #[test]
+fn requests_that_wait_for_the_route_are_returned() {
+    let mut rig = rig();
+    let hold = hold(&rig);
+    rig.submit(write(1, 0, BLOCK, 1));
+    let mut returned = Vec::new();
+    rig.queue.take_back(&|_| false, &mut returned);
+    assert_eq!((returned.len(), returned[0].id, rig.queue.parked()), (1, 1, 0));
+    drop(hold);
+    assert_eq!(rig.poll(), []);
+    assert_eq!(rig.cache.dirty_bytes(), 0, "it does not happen later");
+}
+
+#[test]
 fn requests_from_the_callers_memory_are_copied_while_the_route_is_held() {
     let mut rig = rig();
     let range = ByteRange::at(0, BLOCK);

@@ -1,5 +1,7 @@
 //! Both sides of a channel wake each other: the same rig, with threads that sleep.
 
+mod full;
+#[path = "../support/mod.rs"]
 mod support;
 
 use cbd_export::wake::is_closed_by_peer;
