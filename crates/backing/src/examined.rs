@@ -131,3 +131,26 @@ pub fn identity_of(path: &Path) -> Result<Identity> {
     };
     Ok(identity::of_open(&opened.file, &opened.status, kind, size))
 }
+
+/// Refuses a disk or file that this process could not open as a backing device, because it may not write to it; with `is_ours`, also a
+/// block device that another program of this machine uses.
+///
+/// # Errors
+/// [`ErrorKind::ReadOnly`] or [`ErrorKind::Permission`]; [`ErrorKind::Busy`]; [`ErrorKind::NotFound`].
+pub fn check_writable(path: &Path, is_ours: bool) -> Result<()> {
+    let options = Options::default();
+    let status = sys::status_of(path).map_err(|error| file::open_error(path, None, &options, &error))?;
+    if !status.is_block() {
+        file::refuse_without_write_bit(path, &status)?;
+    }
+    let exclusive = if is_ours && status.is_block() { libc::O_EXCL } else { 0 };
+    let opened = file::open_flags(&options, exclusive | libc::O_NONBLOCK).open(path);
+    let opened = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            let text = format!("{} is in use by another program of this machine", path.display());
+            Error::new(ErrorKind::Busy, text)
+        }
+        _ => file::open_error(path, Some(&status), &options, &error),
+    })?;
+    if status.is_block() { file::refuse_set_read_only(path, &opened, &status) } else { Ok(()) }
+}

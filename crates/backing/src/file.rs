@@ -363,7 +363,7 @@ pub(crate) fn commands_of(kind: Kind, opened: &Opened, offload: Offload) -> Comm
     }
 }
 
-fn open_flags(options: &Options, extra: i32) -> OpenOptions {
+pub(crate) fn open_flags(options: &Options, extra: i32) -> OpenOptions {
     let mut open = OpenOptions::new();
     open.read(true).write(!options.read_only).custom_flags(extra);
     open
@@ -389,9 +389,8 @@ fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Resul
         }
     };
     let status = checked_status(&file, path, expected, options)?;
-    if !options.read_only && !hold::is_writable(&file, &status).unwrap_or(true) {
-        let text = format!("{} is set read-only; make it writable (blockdev --setrw)", path.display());
-        return Err(Error::new(ErrorKind::ReadOnly, text));
+    if !options.read_only {
+        refuse_set_read_only(path, &file, &status)?;
     }
     let mut file = Held::new(file);
     hold::refuse_loop_device(&file, &status, path)?;
@@ -401,12 +400,27 @@ fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Resul
 }
 
 fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened> {
-    // Root could write a file without a write bit; the mode is respected nevertheless.
-    if !options.read_only && expected.mode & 0o222 == 0 {
-        let text = format!("{} is read-only: its mode has no write bit (chmod u+w)", path.display());
-        return Err(Error::new(ErrorKind::ReadOnly, text));
+    if !options.read_only {
+        refuse_without_write_bit(path, expected)?;
     }
     Opened::shared(path, expected, options)
+}
+
+pub(crate) fn refuse_set_read_only(path: &Path, device: &File, status: &Status) -> Result<()> {
+    if hold::is_writable(device, status).unwrap_or(true) {
+        return Ok(());
+    }
+    let text = format!("{} is set read-only; make it writable (blockdev --setrw)", path.display());
+    Err(Error::new(ErrorKind::ReadOnly, text))
+}
+
+/// Root could write a file without a write bit; the mode is respected nevertheless.
+pub(crate) fn refuse_without_write_bit(path: &Path, status: &Status) -> Result<()> {
+    if status.mode & 0o222 != 0 {
+        return Ok(());
+    }
+    let text = format!("{} is read-only: its mode has no write bit (chmod u+w)", path.display());
+    Err(Error::new(ErrorKind::ReadOnly, text))
 }
 
 /// The status of the open file, which must be the file that was checked before.

@@ -44,7 +44,7 @@ use std::sync::Arc;
 pub use cbd_holder::Change;
 pub use commands::Offload;
 pub use decorator::Decorator;
-pub use examined::{Examined, identity_of};
+pub use examined::{Examined, check_writable, identity_of};
 pub use file::{BackingFile, Direct, Engine, Growth, Info, Options};
 pub use footprint::{Area, Footprint, Written};
 pub use hold::{DISK_TIMEOUT, after_predecessor, refuse_file_beneath_loop_device};

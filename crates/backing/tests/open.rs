@@ -3,7 +3,7 @@
 
 mod common;
 
-use cbd_backing::{Backing, BackingFile, Direct, Identity, Kind, Options};
+use cbd_backing::{Backing, BackingFile, Direct, Identity, Kind, Options, check_writable};
 use cbd_types::{BackingOp, Error, ErrorKind};
 use common::*;
 use std::os::unix::fs::PermissionsExt;
@@ -53,8 +53,14 @@ fn a_file_without_write_bits_is_read_only() {
     let path = file(directory.path(), "disk", MIB);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).expect("a mode");
     assert_refused(&path, ErrorKind::ReadOnly, "read-only");
+    assert_eq!(unwritable(&path, false), Some(ErrorKind::ReadOnly));
     let options = Options { read_only: true, ..Options::default() };
     BackingFile::open(&path, options).expect("free to be read");
+}
+
+/// Why a disk that others may use cannot be written.
+fn unwritable(path: &Path, is_ours: bool) -> Option<ErrorKind> {
+    check_writable(path, is_ours).err().map(|error| error.kind())
 }
 
 #[test]
@@ -62,6 +68,8 @@ fn a_file_is_locked_until_the_last_queue_is_dropped() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB);
     let backing = open(&path);
+    assert_refused(&path, ErrorKind::Busy, "in use");
+    assert_eq!((unwritable(&path, false), unwritable(&path, true)), (None, None));
     assert_refused(&path, ErrorKind::Busy, "in use");
     let queue = queue(&backing, 4);
     drop(backing);
@@ -243,6 +251,7 @@ fn a_read_only_block_device_is_refused() {
     let directory = directory();
     let device = LoopDevice::new(&file(directory.path(), "disk", MIB), 512, true);
     assert_refused(&device.path, ErrorKind::ReadOnly, "");
+    assert_eq!(unwritable(&device.path, true), Some(ErrorKind::ReadOnly));
     let options = Options { read_only: true, ..Options::default() };
     BackingFile::open(&device.path, options).expect("free to be read");
 }
@@ -256,6 +265,10 @@ fn a_block_device_is_locked_until_the_last_queue_is_dropped() {
     let device = LoopDevice::new(&file(directory.path(), "disk", MIB), 512, false);
     let queue = queue(&open(&device.path), 4);
     assert_refused(&device.path, ErrorKind::Busy, "in use");
+    assert_eq!(
+        (unwritable(&device.path, false), unwritable(&device.path, true)),
+        (None, Some(ErrorKind::Busy))
+    );
     drop(queue);
     open_again(&device.path);
 }

@@ -8,6 +8,7 @@ mod support;
 use cbd_nbd::Listen;
 use cbd_testkit::Client;
 use rustix::fs::{FlockOperation, fcntl_lock};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -216,11 +217,15 @@ fn requests_of_a_block_device_that_was_stopped_are_not_executed_when_their_host_
         let later = scope.spawn(|| local.write(0, &[3; BLOCK as usize], true));
         std::thread::sleep(Duration::from_millis(200));
         a.resume();
+        // It was away itself.
+        let hosts = a.json(&["host-list", "--json"]);
+        assert!((0..3).all(|host| hosts[host]["alive"] == true), "{hosts}");
         later.join().expect("no panic").expect("written");
     });
     assert_eq!(block(&mut local, 0), 3);
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(block(&mut local, 0), 3, "the earlier one is not executed any more");
+    assert!(!a.ok(&["events"]).contains("host.silent"));
     // A host that goes on says so at once.
     let stopped = rig.hosts[2].run(&["dev-stop", "-d", "2", "--force"]);
     assert!(stopped.code == 0 && !stopped.stderr.contains("has not said"), "{stopped:?}");
@@ -259,6 +264,42 @@ fn a_backend_is_not_moved_to_a_host_that_does_not_reach_its_disk_any_more() {
     std::fs::rename(&away, &rig.disk).expect("renamed");
     c.resume();
     rig.works(&[0, 1, 2]);
+}
+
+#[test]
+fn a_backend_without_a_block_device_is_moved_only_if_its_new_host_serves_it() {
+    let rig = Rig::new();
+    let [a, b, _] = &rig.hosts;
+    let path = a.path("other");
+    let set_mode =
+        |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("a mode");
+    let move_it = || a.run(&["backend-move", "-b", "1", "--to", "b"]);
+    set_mode(0o444);
+    let moved = move_it();
+    assert!(moved.code == 1 && moved.stderr.contains("host b may not write to the disk"), "{moved:?}");
+    assert!(moved.stderr.contains("nothing was moved") && b.log().contains("no write bit"), "{moved:?}");
+    set_mode(0o644);
+    // It gets the lock when a closes the disk, and b does not get it.
+    let disk = std::fs::File::options().write(true).open(&path).expect("the disk");
+    std::thread::scope(|scope| {
+        let locking = scope.spawn(|| fcntl_lock(&disk, FlockOperation::LockExclusive));
+        std::thread::sleep(Duration::from_millis(200));
+        let moved = move_it();
+        assert!(moved.code == 1 && moved.stderr.contains("does not serve it yet"), "{moved:?}");
+        locking.join().expect("it ends").expect("the lock is free");
+    });
+    fcntl_lock(&disk, FlockOperation::Unlock).expect("it was ours");
+    until("b serves it", || b.json(&["backend-list", "--json"])[0]["alive"] == true);
+    // A command right after a move finds it.
+    for _ in 0..3 {
+        b.ok(&["backend-move", "-b", "1", "--to", "a"]);
+        a.ok(&["set", "-b", "1", "writeback_percent=20"]);
+        a.ok(&["backend-move", "-b", "1", "--to", "b"]);
+        b.ok(&["dev-start", "-b", "1", "-e", &format!("nbd:unix:{}", b.text("second.sock"))]);
+        b.ok(&["dev-stop", "-d", "3"]);
+        a.ok(&["backend-move", "-b", "1", "--to", "a"]);
+        a.ok(&["backend-move", "-b", "1", "--to", "b"]);
+    }
 }
 
 #[test]

@@ -378,6 +378,7 @@ fn commands_show_and_change_a_block_device_on_another_host() {
         (&remote["backend_host"], &remote["operations"]["write"]["bytes"]),
         (&"a".into(), &BLOCK.into())
     );
+    assert_eq!(remote["atomic_unit"], 64 << 10);
     let top = &b.json(&["top", "--once", "--json", "-i", "0.1"])["devices"][0];
     assert_eq!((&top["name"], &top["backend_host"]), (&"far".into(), &"a".into()));
 

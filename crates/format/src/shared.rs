@@ -98,6 +98,8 @@ pub const ANSWER_WANTED: u32 = 1;
 pub const ANSWER_ACCEPTED: u32 = 2;
 /// [`AreaHeader::answer`]: the host has no requests in flight on the backend, and submits none.
 pub const ANSWER_HELD: u32 = 3;
+/// [`AreaHeader::answer`]: the host has the backend, and serves it.
+pub const ANSWER_SERVED: u32 = 4;
 /// [`AreaHeader::answer`]: the first of the reasons for which a host refuses a backend.
 pub const ANSWER_REFUSED: u32 = 16;
 
@@ -123,7 +125,7 @@ on_media! {
         96 answer_number: U64,
         /// Row of the backend that it is about, plus 1.
         104 answer_backend: U32,
-        /// [`ANSWER_WANTED`], [`ANSWER_ACCEPTED`], [`ANSWER_HELD`], or a reason to refuse from [`ANSWER_REFUSED`] on; 0 without an answer.
+        /// [`ANSWER_WANTED`], [`ANSWER_ACCEPTED`], [`ANSWER_HELD`], [`ANSWER_SERVED`], or a reason to refuse from [`ANSWER_REFUSED`] on; 0 without an answer.
         108 answer: U32,
     }
 }

@@ -61,7 +61,7 @@ pub use file::HostLocks;
 pub use identity::{Identity, Layer, backing_identity};
 pub use mapping::{Coherence, Info, Kind, Mapping, SizeMethod};
 pub use methods::CopyMethod;
-pub use open::{MINIMUM_SIZE, OpenOptions, Opening};
+pub use open::{MINIMUM_SIZE, OpenOptions, Opening, is_of_others};
 pub use processor::{Flush, Processor};
 pub use promise::{Promise, promise};
 pub use reader::Reader;

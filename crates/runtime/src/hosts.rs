@@ -43,6 +43,9 @@ pub const FIRST_LOOK: Duration = Duration::from_millis(1200);
 /// A host that was seen to live within this time is alive.
 pub const ALIVE: Duration = Duration::from_secs(3);
 
+/// Time without a look of its own after which a process does not know whether others gave signs of life: it was paused.
+const LATE: Duration = Duration::from_millis(1000);
+
 /// Signs of life between two looks at who has an area.
 const HOSTS_EVERY: u64 = 4;
 
@@ -183,10 +186,21 @@ fn prove_ended(
 #[derive(Debug, Default)]
 struct Seen {
     lives: Vec<Life>,
+    /// When they were looked at last.
+    looked_ms: u64,
     /// The hosts that had an area when it was last looked who has one.
     hosts: Vec<Host>,
     /// Why this process is the host no more.
     lost: Option<String>,
+}
+
+impl Seen {
+    /// Time since the last sign of life of a host. Up to the last look, if that was long ago: it says nothing of the time after it.
+    fn since(&self, host: HostId, now_ms: u64) -> Option<Duration> {
+        let is_late = now_ms > self.looked_ms + LATE.as_millis() as u64;
+        let until = if is_late { self.looked_ms } else { now_ms };
+        self.lives.get(host.0 as usize)?.since_ms(until).map(Duration::from_millis)
+    }
 }
 
 #[derive(Debug)]
@@ -294,8 +308,7 @@ impl Living {
     fn with_lives(&self, seen: &Seen, hosts: Vec<Host>) -> Vec<SeenHost> {
         let now = self.shared.now_ms();
         let with_life = |host: Host| {
-            let life = seen.lives.get(host.id.0 as usize);
-            let since = life.and_then(|life| life.since_ms(now)).map(Duration::from_millis);
+            let since = seen.since(host.id, now);
             SeenHost { is_self: host.id == self.member.id, host, since }
         };
         hosts.into_iter().map(with_life).collect()
@@ -418,6 +431,7 @@ impl Beating {
         let now = self.shared.now_ms();
         let mut seen = self.shared.seen.lock();
         seen.hosts = hosts.unwrap_or_else(|| std::mem::take(&mut seen.hosts));
+        seen.looked_ms = now;
         seen.lives.resize_with(beats.len(), Life::default);
         for (life, beat) in seen.lives.iter_mut().zip(&beats) {
             life.note(beat.as_ref(), now);
@@ -431,5 +445,29 @@ impl Beating {
             transport.abandon();
         }
         self.shared.seen.lock().lost = Some(error.line());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cbd_types::BootId;
+
+    #[test]
+    fn a_process_that_was_paused_does_not_say_that_others_were_silent_meanwhile() {
+        let mut seen = Seen { lives: vec![Life::default()], ..Seen::default() };
+        let beat = |number| Beat { incarnation: 1, number, boot: BootId([1; 16]), process: 1 };
+        for (number, now_ms) in [(1, 500), (2, 1000)] {
+            seen.lives[0].note(Some(&beat(number)), now_ms);
+            seen.looked_ms = now_ms;
+        }
+        let since = |seen: &Seen, now_ms| seen.since(HostId(0), now_ms).map(|since| since.as_millis());
+        assert_eq!(since(&seen, 1700), Some(700));
+        assert_eq!(since(&seen, 60_000), Some(0), "it has not looked");
+        assert_eq!(seen.since(HostId(1), 1700), None);
+        // The host has given none meanwhile.
+        seen.lives[0].note(Some(&beat(2)), 60_000);
+        seen.looked_ms = 60_000;
+        assert_eq!(since(&seen, 60_000), Some(59_000));
     }
 }

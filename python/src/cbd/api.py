@@ -1570,6 +1570,9 @@ class RemoteBlkdevStatus(BlkdevInfo):
     in_flight: int = 0
     #: Milliseconds for which none of these requests has completed, or the oldest has been held; 0 without any.
     waiting_ms: int = 0
+    #: A write of at most this many bytes within one 4 MiB chunk is atomic, across a crash and for clients of other
+    #: hosts; absent while it is not served.
+    atomic_unit: Optional[int] = None
     #: Whether both hosts wake each other: they are processes of one kernel. Otherwise they look from time to time
     #: for what the other one has stored.
     woken: Optional[bool] = None
@@ -1580,6 +1583,7 @@ class RemoteBlkdevStatus(BlkdevInfo):
         "backend_host": _codec.text,
         "in_flight": _codec.integer,
         "waiting_ms": _codec.integer,
+        "atomic_unit": _codec.integer,
         "woken": _codec.boolean,
     }
 

@@ -95,6 +95,9 @@ pub struct RemoteBlkdevStatus {
     pub in_flight: u64,
     /// Milliseconds for which none of these requests has completed; 0 without any.
     pub waiting_ms: u64,
+    /// A write of at most this many bytes is atomic, also for clients of other hosts; none while it is not served.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub atomic_unit: Option<u32>,
     /// Whether both hosts wake each other: they are processes of one kernel. Otherwise they look from time to time for what the other one
     /// has stored.
     #[serde(default)]

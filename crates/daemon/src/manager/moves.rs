@@ -87,6 +87,9 @@ fn refused(host: &str, path: &str, why: MoveRefusal) -> Error {
                 "{path} has nothing by which two machines know it as the same disk (serial number, WWID, UUID of a partition)"
             ),
         ),
+        MoveRefusal::ReadOnly => {
+            (ErrorKind::ReadOnly, format!("host {host} may not write to the disk at {path}"))
+        }
         MoveRefusal::Other => (ErrorKind::Stopped, format!("host {host} refuses {path}; its log says why")),
     };
     Error::new(kind, format!("{text}; nothing was moved"))
@@ -331,13 +334,13 @@ impl Move<'_> {
         let path = taken.slot.path.clone();
         let blkdevs = self.leave(taken, &mut done);
         let host = self.handle.host_name(self.to);
-        let is_there = poll_until(Instant::now() + START_LIMIT, || self.is_there());
-        if is_there {
+        let is_served = self.wait_until_served();
+        if is_served {
             // A channel that does not open now is opened by a later pass.
             blkdevs.iter().for_each(|blkdev| manager.reopen_remote(self.handle.id, *blkdev));
         }
         let (transport, backend, event) = (self.handle.id, id.0, EventName::BackendMoved.name());
-        if !is_there || manager.is_one_waiting(transport, &blkdevs) {
+        if !is_served || manager.is_one_waiting(transport, &blkdevs) {
             let text = format!(
                 "host {host} has backend {id} now, and does not serve it yet: requests wait; its log says why"
             );
@@ -571,8 +574,17 @@ impl Move<'_> {
         moved
     }
 
-    fn is_there(&self) -> bool {
+    /// Waits until the other host says whether it serves the backend. One that was restarted meanwhile does not say that.
+    fn wait_until_served(&self) -> bool {
+        let transport = &self.handle.transport;
         // What cannot be read now is looked at again.
-        self.handle.transport.is_taken_over(self.id).unwrap_or(false)
+        let is_there = || transport.is_taken_over(self.id).unwrap_or(false);
+        let answer = || match transport.answer_to_move(self.to, self.number) {
+            Some(MoveAnswer::Served) => Some(true),
+            Some(MoveAnswer::Refused(_)) => Some(false),
+            _ => None,
+        };
+        poll_until(Instant::now() + START_LIMIT, || is_there() && answer().is_some());
+        is_there() && answer().unwrap_or(true)
     }
 }

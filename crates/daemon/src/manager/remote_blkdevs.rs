@@ -122,6 +122,7 @@ impl RemoteSlot {
             backend_host,
             in_flight: (device.map_or(0, |device| device.in_flight()) + held) as u64,
             waiting_ms: u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX),
+            atomic_unit: device.map(|device| device.geometry().atomic_unit),
             woken: device.is_some_and(|device| device.is_woken()),
         }
     }

@@ -14,7 +14,7 @@ use crate::size::format_size;
 use crate::state::TransportEntry;
 use cbd_backing::{Identity, after_predecessor, refuse_file_beneath_loop_device};
 use cbd_engine::{BackendEntry, Mixed, Transport};
-use cbd_pmem::{Info, Mapping, OpenOptions};
+use cbd_pmem::{Info, Mapping, OpenOptions, is_of_others};
 use cbd_remote::WakeListener;
 use cbd_runtime::hosts::Living;
 use cbd_runtime::presence::Presence;
@@ -128,7 +128,7 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     let options = OpenOptions { boot: fixed.boot, only_own, needed, coherence, ..options.clone() };
     let opened = Mapping::open(path, &options).or_else(|error| open_with_hosts(path, &options, error));
     let mapping = opened.map_err(|error| match error.kind() {
-        ErrorKind::Permission if only_own => Error::new(
+        ErrorKind::Permission if only_own && is_of_others(Path::new(path)) => Error::new(
             ErrorKind::Permission,
             format!("{}, or set allow_shared_regions = true in the configuration", error.line()),
         ),

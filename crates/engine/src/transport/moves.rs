@@ -228,11 +228,8 @@ impl<E: Environment> Transport<E> {
     pub fn answer_move(&self, backend: BackendId, number: u64, answer: MoveAnswer) -> Result<()> {
         let (members, member) = self.joined_members()?;
         let tables = self.tables.lock();
-        let takes_part = |own: &AreaHeader| {
-            own.answer_number.get() != number
-                && matches!(MoveAnswer::of(own.answer.get()), Some(MoveAnswer::Accepted | MoveAnswer::Held))
-        };
-        if let Some(own) = members.area_header(member.id).filter(takes_part) {
+        let is_in_other = |own: &AreaHeader| own.answer_number.get() != number && takes_part(own);
+        if let Some(own) = members.area_header(member.id).filter(is_in_other) {
             let other = own.answer_backend.get().saturating_sub(1);
             let text =
                 format!("this host takes part in the move of backend {other}; try it again after that");
@@ -265,11 +262,11 @@ impl<E: Environment> Transport<E> {
         })
     }
 
-    /// The backend of the move that this host answers now.
+    /// The backend of the move in which this host takes part.
     #[must_use]
     pub fn answered_backend(&self) -> Option<BackendId> {
         let (members, member) = self.members()?;
-        let header = members.area_header(member.id).filter(|header| header.answer.get() > ANSWER_WANTED)?;
+        let header = members.area_header(member.id).filter(takes_part)?;
         header.answer_backend.get().checked_sub(1).map(BackendId)
     }
 
@@ -555,6 +552,11 @@ impl<E: Environment> Tables<E> {
         let content = self.backends.get(row as usize).and_then(TwoSlots::content);
         content.is_some_and(|content| content.state.get() == STATE_ACTIVE)
     }
+}
+
+/// Whether a host takes part in a move: it has accepted the backend, or holds its requests.
+fn takes_part(own: &AreaHeader) -> bool {
+    matches!(MoveAnswer::of(own.answer.get()), Some(MoveAnswer::Accepted | MoveAnswer::Held))
 }
 
 /// What is known of a backend whose row is one of a move.

@@ -400,10 +400,10 @@ fn what_cannot_be_moved_is_refused() {
     assert_eq!(hand_over(offer.number), Err(ErrorKind::Busy), "its cache is open");
     cache.stop();
     drop(cache);
-    for refusal in [MoveRefusal::NoDisk, MoveRefusal::OtherDisk, MoveRefusal::NoIdentity, MoveRefusal::Other]
-    {
-        b.answer_move(backend, offer.number, MoveAnswer::Refused(refusal)).expect("it is stored");
-        assert_eq!(a.answer_to_move(id(B), offer.number), Some(MoveAnswer::Refused(refusal)));
+    let why = [MoveRefusal::NoDisk, MoveRefusal::OtherDisk, MoveRefusal::NoIdentity, MoveRefusal::ReadOnly];
+    for answer in why.map(MoveAnswer::Refused).into_iter().chain([MoveAnswer::Served]) {
+        b.answer_move(backend, offer.number, answer).expect("it is stored");
+        assert_eq!((a.answer_to_move(id(B), offer.number), b.answered_backend()), (Some(answer), None));
         assert_eq!(hand_over(offer.number), Err(ErrorKind::Stopped));
     }
     held(offer.number);

@@ -16,7 +16,7 @@ use crate::manager::slots::TransportHandle;
 use crate::manager::tasks::{Stage, poll_until};
 use crate::manager::transport::{running, running_mut};
 use crate::manager::{Manager, stopping};
-use cbd_backing::{Identity, identity_of};
+use cbd_backing::{Identity, check_writable, identity_of};
 use cbd_engine::{BackendEntry, MoveAnswer, MoveOffer, MoveRefusal, MoveState};
 use cbd_runtime::disk::lanes_max;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
@@ -63,6 +63,7 @@ impl Manager {
             self.spawn_retry(move |manager| {
                 let _working = working;
                 if let Ok(_work) = manager.begin_work() {
+                    // The host that had it waits for no answer any more.
                     manager.take_over(&handle, id);
                 }
             });
@@ -116,7 +117,11 @@ impl Manager {
         match handle.transport.has_owner(offer.backend, offer.from) {
             Ok(true) if ended.is_ok() => self.resume_remotes(handle, offer.backend),
             Ok(true) => {}
-            Ok(false) if is_target => self.take_over(handle, offer.backend),
+            Ok(false) if is_target => {
+                if let Some(is_served) = self.take_over(handle, offer.backend) {
+                    say_served(handle, offer, is_served);
+                }
+            }
             Ok(false) => self.follow_backend(handle, offer.backend),
             // The region fails: requests wait.
             Err(error) => tracing::error!(transport = handle.id, backend = offer.backend.0, "{error}"),
@@ -239,23 +244,24 @@ impl Manager {
         Ok(all)
     }
 
-    /// Starts a backend that was moved to this host, with this host's block devices on it.
-    fn take_over(&self, handle: &TransportHandle, id: BackendId) {
-        let result = self.try_take_over(handle, id);
-        let (transport, backend) = (handle.id, id.0);
-        if let Err(error) = result {
+    /// Starts a backend that was moved to this host, with this host's block devices on it. Whether it is served; `None` if it is not
+    /// this host's yet.
+    fn take_over(&self, handle: &TransportHandle, id: BackendId) -> Option<bool> {
+        self.try_take_over(handle, id).unwrap_or_else(|error| {
+            let (transport, backend) = (handle.id, id.0);
             tracing::error!(
                 transport,
                 backend,
                 "backend {id}, which was moved to this host, is not taken over: {error}"
             );
-        }
+            None
+        })
     }
 
-    fn try_take_over(&self, handle: &TransportHandle, id: BackendId) -> Result<()> {
+    fn try_take_over(&self, handle: &TransportHandle, id: BackendId) -> Result<Option<bool>> {
         let incoming = handle.transport.incoming_backends(&|_| true)?;
         let Some((_, uuid)) = incoming.into_iter().find(|(incoming, _)| *incoming == id) else {
-            return Ok(());
+            return Ok(None);
         };
         let blkdevs = self.close_channels(handle, id)?;
         let entry = match self.take_over_row(handle, id, &uuid) {
@@ -310,7 +316,7 @@ impl Manager {
         self.refresh_tables_copy(handle);
         // The other hosts' requests wait for it.
         self.serve_backend(handle.id, id);
-        Ok(())
+        Ok(Some(started.is_ok()))
     }
 
     /// Makes the row of a backend that was moved to this host an active one, with a cache, and this host's block devices on it local.
@@ -406,8 +412,24 @@ impl Manager {
             }
             self.slot_returned.wait_for(&mut self.tables.lock(), Duration::from_millis(100));
         };
-        handle.transport.end_answer(number)?;
+        if result.is_err() {
+            // Otherwise it says that the backend is served.
+            handle.transport.end_answer(number)?;
+        }
         result
+    }
+}
+
+/// Says to the host that had a backend whether this one serves it.
+fn say_served(handle: &TransportHandle, offer: &MoveOffer, is_served: bool) {
+    let answer = if is_served { MoveAnswer::Served } else { MoveAnswer::Refused(MoveRefusal::Other) };
+    if let Err(error) = handle.transport.answer_move(offer.backend, offer.number, answer) {
+        let (transport, backend, host) = (handle.id, offer.backend.0, handle.host_name(offer.from));
+        tracing::warn!(
+            transport,
+            backend,
+            "host {host} is not told that backend {backend} has arrived: {error}"
+        );
     }
 }
 
@@ -432,7 +454,13 @@ fn find_disk(
         (MoveRefusal::OtherDisk, error)
     };
     recorded.same_disk(&identity).map_err(differs)?;
-    if identity.is_weak() && !handle.is_on_this_machine(offer.from) {
+    let is_on_this_machine = handle.is_on_this_machine(offer.from);
+    // It could not be opened here after the decision. On the machine of the other host that one uses it.
+    check_writable(Path::new(&entry.path), !is_on_this_machine).map_err(|error| match error.kind() {
+        ErrorKind::ReadOnly | ErrorKind::Permission => (MoveRefusal::ReadOnly, error),
+        _ => (MoveRefusal::Other, error),
+    })?;
+    if identity.is_weak() && !is_on_this_machine {
         let text = format!("{} has nothing by which two machines know it as the same disk", entry.path);
         return Err((MoveRefusal::NoIdentity, Error::new(ErrorKind::Unsupported, text)));
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariants: numbers never change; a reason that this program does not know is one that only the other host knows.
 
-use cbd_format::shared::{ANSWER_ACCEPTED, ANSWER_HELD, ANSWER_REFUSED, ANSWER_WANTED};
+use cbd_format::shared::{ANSWER_ACCEPTED, ANSWER_HELD, ANSWER_REFUSED, ANSWER_SERVED, ANSWER_WANTED};
 
 /// What a host says of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,7 +13,9 @@ pub enum MoveAnswer {
     Accepted,
     /// It has no requests in flight on it, and submits none.
     Held,
-    /// It cannot have it.
+    /// It has it, and serves it.
+    Served,
+    /// It cannot have it; or it has it, and cannot serve it.
     Refused(MoveRefusal),
 }
 
@@ -28,10 +30,12 @@ pub enum MoveRefusal {
     NoIdentity,
     /// A reason that only that host knows.
     Other,
+    /// The disk is read-only there.
+    ReadOnly,
 }
 
 impl MoveRefusal {
-    const ALL: [Self; 4] = [Self::NoDisk, Self::OtherDisk, Self::NoIdentity, Self::Other];
+    const ALL: [Self; 5] = [Self::NoDisk, Self::OtherDisk, Self::NoIdentity, Self::Other, Self::ReadOnly];
 }
 
 impl MoveAnswer {
@@ -40,6 +44,7 @@ impl MoveAnswer {
             Self::Wanted => ANSWER_WANTED,
             Self::Accepted => ANSWER_ACCEPTED,
             Self::Held => ANSWER_HELD,
+            Self::Served => ANSWER_SERVED,
             Self::Refused(why) => {
                 let place = MoveRefusal::ALL.iter().position(|known| *known == why);
                 ANSWER_REFUSED + place.unwrap_or_default() as u32
@@ -52,6 +57,7 @@ impl MoveAnswer {
             ANSWER_WANTED => Some(Self::Wanted),
             ANSWER_ACCEPTED => Some(Self::Accepted),
             ANSWER_HELD => Some(Self::Held),
+            ANSWER_SERVED => Some(Self::Served),
             _ => {
                 let why = code.checked_sub(ANSWER_REFUSED)? as usize;
                 Some(Self::Refused(MoveRefusal::ALL.get(why).copied().unwrap_or(MoveRefusal::Other)))
