@@ -13,7 +13,7 @@ use crate::reconnect;
 use crate::sequences;
 use crate::watchdog::Watchdog;
 use crate::world::{World, WorldOptions};
-use crate::{channels, group, hosts};
+use crate::{channels, group, hosts, moves};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -79,8 +79,10 @@ impl Plan {
             // Histories of several connections or caches are counted in histories, not in crash states, so they have a
             // run of their own.
             None => kinds.retain(|kind| {
-                !matches!(kind.work, Work::Reconnect | Work::Group | Work::Hosts | Work::Channels)
-                    && kind.is_long.is_none_or(|is_long| is_long == self.is_long)
+                !matches!(
+                    kind.work,
+                    Work::Reconnect | Work::Group | Work::Hosts | Work::Channels | Work::Moves
+                ) && kind.is_long.is_none_or(|is_long| is_long == self.is_long)
             }),
         }
         kinds
@@ -174,6 +176,7 @@ fn explore(kind: &Kind, seed: u64, plan: &Plan) -> Tally {
         Work::Group => group::explore(seed, plan.point),
         Work::Hosts => hosts::explore(seed, plan.point),
         Work::Channels => channels::explore(seed, plan.point),
+        Work::Moves => moves::explore(seed, plan.point),
         Work::Sequences(length) => sequences::explore(kind.name, length, seed, plan.effort, plan.point),
     }
 }

@@ -21,6 +21,7 @@ pub mod group;
 pub mod hosts;
 pub mod image;
 pub mod memory;
+pub mod moves;
 pub mod oracle;
 pub mod pattern;
 pub mod process;

@@ -166,6 +166,7 @@ impl BackendSlot {
             let text = format!("backend {} is another host's: it was moved there", self.entry.id);
             return Err(Error::new(ErrorKind::Stopped, text));
         }
+        running.refuse_elsewhere(&self.entry)?;
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
         // For a region with pages of mixed age after a crash of the machine, the engine's error names the user's

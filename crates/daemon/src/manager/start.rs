@@ -82,8 +82,34 @@ fn comparable(handle: &TransportHandle) -> Result<Vec<BackendEntry>> {
         .transport
         .backends_of_others()
         .context(|| format!("looking for the disk among the backends of other hosts of {}", handle.path))?;
+    // Behind the others: one that was moved here meanwhile is not among those any more.
+    others.extend(handle.transport.arriving_backends()?);
     others.retain(|entry| Identity::parse(&entry.identity).is_ok_and(|identity| !identity.is_weak()));
     Ok(others)
+}
+
+impl TransportHandle {
+    /// Refuses a backend whose disk another host caches as well: both began at the same moment. Called once the row of the backend is
+    /// stored, so that at least the later one of two hosts sees the other one's.
+    pub fn refuse_elsewhere(&self, own: &BackendEntry) -> Result<()> {
+        if self.living.is_none() {
+            return Ok(());
+        }
+        let Ok(identity) = Identity::parse(&own.identity) else { return Ok(()) };
+        let is_same = |other: &&BackendEntry| {
+            let found = Identity::parse(&other.identity);
+            other.uuid != own.uuid && found.is_ok_and(|found| identity.same_disk(&found).is_ok())
+        };
+        let others = comparable(self)?;
+        let Some(other) = others.iter().find(is_same) else { return Ok(()) };
+        let text = format!(
+            "{} is backend {} of host {} as well: stop one of the two (backend-stop); the other one starts then",
+            own.path,
+            other.id,
+            self.host_name(other.host)
+        );
+        Err(Error::new(ErrorKind::AlreadyExists, text))
+    }
 }
 
 impl RegionFacts {

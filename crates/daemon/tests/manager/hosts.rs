@@ -1,10 +1,16 @@
 //! Two daemons whose hosts share a region.
 
 use crate::fixture::{Fixture, MIB, Running, refused};
-use cbd_daemon::api::{ClearHost, HostInfo, RegisterTransport, StartBackend, TransportRegistered};
-use cbd_daemon::control::Control;
-use cbd_types::{ErrorKind, Result};
+use cbd_daemon::api::{
+    ClearHost, HostInfo, RegisterTransport, StartBackend, StopBackend, TransportRegistered,
+};
+use cbd_daemon::control::{Control, Flow};
+use cbd_engine::{BackendEntry, BackendSpec, Settings};
+use cbd_pmem::{Mapping, OpenOptions};
+use cbd_runtime::ProcessEnvironment;
+use cbd_types::{ErrorKind, Region, Result};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The region of both daemons.
@@ -218,4 +224,49 @@ fn only_memory_that_keeps_every_store_is_shared() {
     refused(daemon.clear_host(0, 0, &ClearHost::default()), ErrorKind::Unsupported, "one host alone");
     let small = StartBackend { cache_size: Some(12 * MIB), ..fixture.backend(&fixture.disk("disk", MIB)) };
     daemon.start_backend(0, &small).unwrap();
+}
+
+/// Begins to cache the disk of the first backend of another host, as a process does that did not see that.
+fn start_unseen(shared: &Shared, host: &str) {
+    let options = OpenOptions { with_hosts: true, ..OpenOptions::default() };
+    let region = Region::new(Mapping::open(shared.path(), &options).unwrap());
+    let joined = cbd_runtime::hosts::join(Arc::new(ProcessEnvironment::new()), region, host).unwrap();
+    let transport = &joined.transport;
+    let BackendEntry { path, identity, size, sector, .. } = transport.backends_of_others().unwrap().remove(0);
+    let spec = BackendSpec {
+        host: transport.members().unwrap().1.id,
+        path,
+        identity,
+        size,
+        sector,
+        cache_bytes: Some(8 * MIB),
+        lanes_max: 1,
+        handlers: 1,
+        data_crc: true,
+        settings: Settings::default(),
+    };
+    transport.create_backend(&spec).unwrap();
+}
+
+#[test]
+fn a_disk_that_two_hosts_began_to_cache_at_the_same_moment_is_cached_by_one_of_them() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    a.start();
+    let Host { daemon, fixture: of_a } = a;
+    drop(daemon);
+    let Host { daemon, fixture: of_b } = b;
+    drop(daemon);
+    start_unseen(&shared, "b");
+    let (a, b) = (of_a.daemon(), of_b.daemon());
+    for (daemon, other) in [(&a, "backend 1 of host b"), (&b, "backend 0 of host a")] {
+        let backend = daemon.backends(0, false).unwrap().remove(0);
+        let error = backend.error.unwrap_or_default();
+        assert!(error.contains(other) && error.contains("as well"), "{error}");
+    }
+    // The user decides who has it.
+    let stop = StopBackend { discard_dirty: Some(0), ..StopBackend::default() };
+    b.stop_backend(0, 1, &stop, &mut |_| Flow::Continue).unwrap();
+    wait_until("the other one serves it", || a.backends(0, false).unwrap()[0].alive);
+    of_a.write_block();
 }

@@ -161,6 +161,7 @@ impl<E: Environment> Transport<E> {
             if let Some(row) = slots.content().filter(is_on).filter(|_| refused.is_ok()) {
                 refused = spec.refuse_beside(BlkdevId(id), row);
             }
+            true
         })?;
         refused
     }
@@ -181,11 +182,13 @@ impl<E: Environment> Transport<E> {
             let slots = self.read_row::<BlkdevRow>(layout.blkdev_area, layout.blkdev_rows, id);
             let row =
                 slots.content().filter(|row| row.state.get() == STATE_ACTIVE && row.backend_host.get() != 0);
-            let Some(row) = row else { return };
-            let tables = self.tables.lock();
-            if let Some(backend) = tables.own_backend(row.backend.get(), &row.backend_uuid) {
-                found.extend(self.remote_blkdev(id, row, Some(backend)));
+            if let Some(row) = row {
+                let tables = self.tables.lock();
+                if let Some(backend) = tables.own_backend(row.backend.get(), &row.backend_uuid) {
+                    found.extend(self.remote_blkdev(id, row, Some(backend)));
+                }
             }
+            true
         })?;
         Ok(found)
     }

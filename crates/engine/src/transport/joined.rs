@@ -23,6 +23,9 @@ use cbd_types::{BackendId, Error, ErrorKind, HostId, MutationPoint, Name, Region
 /// How long the number of groups that no host has is used before it is looked up again.
 const FREE_GROUPS_MS: u64 = 5000;
 
+/// Looks at a row whose owner changes meanwhile.
+const LOOKS: u32 = 4;
+
 /// This process as a host of the region.
 pub(super) struct Joined<E: Environment> {
     pub members: Arc<Members<E>>,
@@ -343,11 +346,32 @@ impl<E: Environment> Transport<E> {
         self.rows_of_others(RowKind::Backend, &mut |id, layout| {
             let row = self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, id);
             // A row that is being stored, or that cannot be: it is shown the next time.
-            let Some(row) = row.content() else { return };
-            if matches!(row.state.get(), STATE_ACTIVE | STATE_INCOMING) {
-                found.extend(backend_entry(id, row));
-            }
+            let is_there = |row: &&BackendRow| matches!(row.state.get(), STATE_ACTIVE | STATE_INCOMING);
+            let row = row.content().filter(is_there);
+            found.extend(row.and_then(|row| backend_entry(id, row).ok()));
+            row.is_some()
         })?;
+        Ok(found)
+    }
+
+    /// The backends that were moved to this host and that it has not taken over yet.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub fn arriving_backends(&self) -> Result<Vec<BackendEntry>> {
+        let Some(joined) = &self.joined else { return Ok(Vec::new()) };
+        let rows: Vec<(u32, BackendRow)> = {
+            let tables = self.tables.lock();
+            let rows = (0..).zip(&tables.backends);
+            let incoming = rows.filter_map(|(id, slots)| Some((id, *slots.content()?)));
+            incoming.filter(|(_, row)| row.state.get() == STATE_INCOMING).collect()
+        };
+        let mut found = Vec::new();
+        for (id, row) in rows {
+            if joined.members.owner(Object::Backend(id))? == Some(joined.member.id) {
+                found.push(backend_entry(id, &row)?);
+            }
+        }
         Ok(found)
     }
 
@@ -362,6 +386,7 @@ impl<E: Environment> Transport<E> {
                 let row = self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, id);
                 is_taken_over = row.content().is_some_and(|row| row.state.get() == STATE_ACTIVE);
             }
+            true
         })?;
         Ok(is_taken_over)
     }
@@ -385,20 +410,37 @@ impl<E: Environment> Transport<E> {
                 });
                 found.push(blkdev_entry(id, row, below.as_ref().and_then(TwoSlots::content)));
             }
+            true
         })?;
         Ok(found)
     }
 
-    /// Calls `each` with the rows that other hosts have, and the layout with the tables of their host.
-    pub(super) fn rows_of_others(&self, kind: RowKind, each: &mut dyn FnMut(u32, &Layout)) -> Result<()> {
+    /// Calls `each` with the rows that other hosts have, and the layout with the tables of their host. It returns whether the row is in
+    /// use: one that is not may have been passed on between the look at its owner and that at the row, and is looked at again.
+    pub(super) fn rows_of_others(
+        &self,
+        kind: RowKind,
+        each: &mut dyn FnMut(u32, &Layout) -> bool,
+    ) -> Result<()> {
         let Some(joined) = &self.joined else { return Ok(()) };
         let layout = self.layout();
         let Some(parts) = layout.shared_parts() else { return Ok(()) };
         let rows = if kind == RowKind::Backend { parts.backends } else { parts.blkdevs };
+        let owner_of = |row| -> Result<Option<HostId>> {
+            let owner = joined.members.owner(kind.object(row))?;
+            Ok(owner.filter(|owner| *owner != joined.member.id))
+        };
         for row in 0..rows {
-            let owner = joined.members.owner(kind.object(row))?.filter(|owner| *owner != joined.member.id);
-            if let Some(layout) = owner.and_then(|HostId(owner)| layout.for_host(owner)) {
-                each(row, &layout);
+            let mut owner = owner_of(row)?;
+            for _ in 0..LOOKS {
+                let Some(layout) = owner.and_then(|HostId(owner)| layout.for_host(owner)) else { break };
+                if each(row, &layout) || !MutationPoint::MoveLookAgain.is_active() {
+                    break;
+                }
+                let now = owner_of(row)?;
+                if now == core::mem::replace(&mut owner, now) {
+                    break;
+                }
             }
         }
         Ok(())

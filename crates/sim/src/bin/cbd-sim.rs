@@ -19,7 +19,7 @@ Explores what crashes can leave, and compares what comes up with what must be th
   --states N     begin no world after so many crash states (default 200000, unless another limit is given)
   --histories N  begin no world after so many histories
   --distinct N   .. and so many different recovered states (default 0)
-  --world NAME   only this kind of world; 'reconnect', 'group' and 'hosts' are explored only by name
+  --world NAME   only this kind of world; 'reconnect', 'group', 'hosts', 'channels' and 'moves' are explored only by name
   --point N      only this moment of each history
   --long         at every moment every subset of at most 12 open lines, not at a share of the moments; sequences of
                  four acts, not of three

@@ -7,7 +7,7 @@ use crate::reconnect;
 use crate::sequences;
 use crate::workload::Mix;
 use crate::world::WorldOptions;
-use crate::{channels, group, hosts};
+use crate::{channels, group, hosts, moves};
 use cbd_engine::{CacheMode, Consistency, OnWriteError};
 use cbd_types::{ByteRange, CHUNK};
 
@@ -37,6 +37,8 @@ pub enum Work {
     Hosts,
     /// A host uses a device of another one; a seed is a batch of histories.
     Channels,
+    /// A backend moves between hosts; a seed is a batch of histories.
+    Moves,
     /// All sequences of this many acts are played; a seed is a batch of them.
     Sequences(u32),
 }
@@ -45,10 +47,8 @@ impl Work {
     /// Whether this world exists: the number of sequences is finite.
     pub(super) fn has_seed(self, seed: u64) -> bool {
         match self {
-            Self::History(_) | Self::Flips | Self::Reconnect | Self::Group | Self::Hosts | Self::Channels => {
-                true
-            }
             Self::Sequences(length) => (1..=sequences::batches(length)).contains(&seed),
+            _ => true,
         }
     }
 }
@@ -299,5 +299,6 @@ fn kinds_of_batches() -> Vec<Kind> {
         Kind { name: group::NAME, work: Work::Group, is_long: None },
         Kind { name: hosts::NAME, work: Work::Hosts, is_long: None },
         Kind { name: channels::NAME, work: Work::Channels, is_long: None },
+        Kind { name: moves::NAME, work: Work::Moves, is_long: None },
     ]
 }

@@ -176,6 +176,8 @@ mutation_points! {
     ChannelDataChecksum = "channel.data.checksum",
     /// Data is visible to the other host before the entry that refers to it.
     ChannelDataPublish = "channel.data.publish",
+    /// A row that is not in use any more where its owner was may be another host's by now.
+    MoveLookAgain = "move.look-again",
     /// An entry is visible to the other host.
     ChannelEntryPublish = "channel.entry.publish",
     /// A header is visible to the other host.
