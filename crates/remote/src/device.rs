@@ -282,10 +282,10 @@ impl<M: Pmem> RemoteQueue<M> {
         }
         match self.parked {
             0 => self.pause.end(),
+            _ if !self.is_woken => self.pause.begin(WAIT_MAX),
             // The next look may be the one at which it asks for what waits there.
             _ if self.has_waiting => self.pause.begin_long(recall::AFTER),
-            _ if self.is_woken => self.pause.begin_long(LOOK_AFTER),
-            _ => self.pause.begin(WAIT_MAX),
+            _ => self.pause.begin_long(LOOK_AFTER),
         }
     }
 

@@ -333,6 +333,10 @@ impl<M: Pmem> Serving<M> {
         } else {
             self.pause.begin(wait_max(quiet));
             self.set.wait(None)?;
+            if self.server.in_flight() > 0 {
+                // The client may ask for what waits here.
+                self.server.look_closely();
+            }
         }
         self.event.clear();
         let has_ended = self.wake.as_ref().is_some_and(|wake| {
