@@ -278,6 +278,9 @@ fn a_backend_without_a_block_device_is_moved_only_if_its_new_host_serves_it() {
     let moved = move_it();
     assert!(moved.code == 1 && moved.stderr.contains("host b may not write to the disk"), "{moved:?}");
     assert!(moved.stderr.contains("nothing was moved") && b.log().contains("no write bit"), "{moved:?}");
+    // The reason is this host's own.
+    let fetched = b.run(&["backend-move", "-b", "1", "--to", "b"]);
+    assert!(fetched.code == 1 && fetched.stderr.contains("no write bit"), "{fetched:?}");
     set_mode(0o644);
     // It gets the lock when a closes the disk, and b does not get it.
     let disk = std::fs::File::options().write(true).open(&path).expect("the disk");

@@ -389,7 +389,10 @@ impl Manager {
             slot.allow_existing(&self.fixed, handle, request, &choice)
         };
         let result = existing.unwrap_or_else(|| {
-            if !request.shared {
+            if request.shared {
+                // Of others it ends what was stopped since the last pass. An error is that of another one.
+                drop(taken.serve(&self.fixed));
+            } else {
                 taken.refuse_served(&self.fixed)?;
             }
             self.blkdev_create(&taken.handle, &mut taken.slot, &choice, name.as_ref(), request.shared)

@@ -143,6 +143,8 @@ pub struct Manager {
     scrubs: Scrubs,
     recorder: Mutex<Recorder>,
     moving: Mutex<moves::MovingBackends>,
+    /// The number of the last move that this host has refused, and why.
+    refused_move: Mutex<Option<(u64, String)>>,
 }
 
 /// The thread that logs recovery points and errors, and retries backends that are not up.
@@ -231,6 +233,7 @@ impl Manager {
             scrubs: Scrubs::default(),
             recorder: Mutex::default(),
             moving: Mutex::default(),
+            refused_move: Mutex::default(),
         })
     }
 

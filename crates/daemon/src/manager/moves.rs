@@ -11,6 +11,7 @@
 
 mod joining;
 mod offers;
+mod others;
 
 use super::beneath::forget;
 use super::drain::Wait;
@@ -23,7 +24,7 @@ use super::{Manager, stopping};
 use crate::api::{Done, MoveBackend};
 use crate::control::{Flow, Report};
 use crate::events::EventName;
-use cbd_engine::{Beat, MoveAnswer, MoveRefusal, MoveState};
+use cbd_engine::{MoveAnswer, MoveState};
 use cbd_runtime::{DrainRequest, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
 use std::collections::BTreeSet;
@@ -41,10 +42,6 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// How long what hosts have answered proves that they live.
 const HELD_FOR: Duration = Duration::from_millis(500);
-/// How long a host may take to give another sign of life; it gives two each second.
-const BEAT_LIMIT: Duration = Duration::from_millis(1500);
-/// How long it may take until this host sees that another one, which was just started, lives.
-const SEEN_LIMIT: Duration = Duration::from_secs(3);
 /// Drains with requests going on, at most; one that leaves little ends them.
 const DRAINS: u32 = 8;
 /// Dirty bytes that are little: what the last drain writes while requests are held.
@@ -60,39 +57,21 @@ struct Move<'a> {
     timeout: Duration,
 }
 
+/// What has become of a backend that was handed over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Arrival {
+    Served,
+    /// Not in time.
+    NotServed,
+    /// The other host was cleared.
+    Gone,
+}
+
 /// A backend that is the other host's.
 struct Moved {
     done: Done,
     /// Why its clients still wait.
     not_served: Option<String>,
-}
-
-fn silent(host: &str) -> Error {
-    let text = format!(
-        "host {host} gives no sign of life (host-list): start its daemon again, or clear it with host-clear; nothing was moved"
-    );
-    Error::new(ErrorKind::TimedOut, text)
-}
-
-/// What is wrong with the disk on the other host.
-fn refused(host: &str, path: &str, why: MoveRefusal) -> Error {
-    let (kind, text) = match why {
-        MoveRefusal::NoDisk => (ErrorKind::NotFound, format!("host {host} does not reach a disk at {path}")),
-        MoveRefusal::OtherDisk => {
-            (ErrorKind::Exchanged, format!("the disk at {path} on host {host} is another one"))
-        }
-        MoveRefusal::NoIdentity => (
-            ErrorKind::Unsupported,
-            format!(
-                "{path} has nothing by which two machines know it as the same disk (serial number, WWID, UUID of a partition)"
-            ),
-        ),
-        MoveRefusal::ReadOnly => {
-            (ErrorKind::ReadOnly, format!("host {host} may not write to the disk at {path}"))
-        }
-        MoveRefusal::Other => (ErrorKind::Stopped, format!("host {host} refuses {path}; its log says why")),
-    };
-    Error::new(kind, format!("{text}; nothing was moved"))
 }
 
 impl Manager {
@@ -143,6 +122,7 @@ impl Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         let host = handle.host_name(to);
+        self.wait_for_services(&handle, id)?;
         let run = self.begin_backend_move(handle.id, id, &host)?;
         let event = EventName::BackendMoving.name();
         tracing::info!(transport = handle.id, backend = id.0, event, host, "is being moved to host {host}");
@@ -316,6 +296,7 @@ impl Move<'_> {
         }
         let hosts = self.other_hosts()?;
         self.refuse_dead(&hosts)?;
+        self.wait_until_free(&hosts)?;
         let paused = Instant::now();
         self.hold_others(&hosts)?;
         let mut taken = manager.take_slot(self.handle.id, id, "it is being moved to another host")?;
@@ -331,16 +312,30 @@ impl Move<'_> {
             manager.put_back(taken);
             return Err(error);
         }
-        let path = taken.slot.path.clone();
+        let (path, segments) = (taken.slot.path.clone(), taken.slot.entry.cache_segments);
         let blkdevs = self.leave(taken, &mut done);
         let host = self.handle.host_name(self.to);
-        let is_served = self.wait_until_served();
-        if is_served {
+        let arrival = self.wait_for_arrival();
+        if arrival == Arrival::Served {
             // A channel that does not open now is opened by a later pass.
             blkdevs.iter().for_each(|blkdev| manager.reopen_remote(self.handle.id, *blkdev));
         }
         let (transport, backend, event) = (self.handle.id, id.0, EventName::BackendMoved.name());
-        if !is_served || manager.is_one_waiting(transport, &blkdevs) {
+        if arrival == Arrival::Gone {
+            let text = format!(
+                "host {host} was cleared before it served backend {id}, which is gone and had no dirty data: start the disk again with \
+                 backend-start"
+            );
+            tracing::warn!(
+                transport,
+                backend,
+                event = EventName::BackendMoveFailed.name(),
+                host,
+                "{text}: {path}"
+            );
+            return Ok(Moved { done, not_served: Some(text) });
+        }
+        if arrival == Arrival::NotServed || manager.is_one_waiting(transport, &blkdevs) {
             let text = format!(
                 "host {host} has backend {id} now, and does not serve it yet: requests wait; its log says why"
             );
@@ -353,6 +348,7 @@ impl Move<'_> {
             );
             return Ok(Moved { done, not_served: Some(text) });
         }
+        done.warnings.extend(self.lost_space(segments));
         let pause_ms = u64::try_from(paused.elapsed().as_millis()).unwrap_or(u64::MAX);
         let text = format!("moved to host {host}: {path}; requests waited for {pause_ms} ms");
         tracing::info!(transport, backend, event, host, pause_ms, "{text}");
@@ -363,119 +359,10 @@ impl Move<'_> {
         if self.manager.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(()) }
     }
 
-    fn wait_for_acceptance(&self) -> Result<()> {
-        let transport = &self.handle.transport;
-        let answer =
-            || transport.answer_to_move(self.to, self.number).filter(|answer| *answer != MoveAnswer::Wanted);
-        poll_until(Instant::now() + ANSWER_LIMIT, || answer().is_some() || self.refuse_stopping().is_err());
-        self.refuse_stopping()?;
-        let host = self.handle.host_name(self.to);
-        match answer() {
-            Some(MoveAnswer::Accepted | MoveAnswer::Held) => Ok(()),
-            Some(MoveAnswer::Refused(why)) => {
-                Err(refused(&host, &self.handle.transport.backend(self.id)?.path, why))
-            }
-            _ => Err(Error::new(
-                ErrorKind::TimedOut,
-                format!(
-                    "host {host} did not answer within {} s; see whether it is alive (host-list)",
-                    ANSWER_LIMIT.as_secs()
-                ),
-            )),
-        }
-    }
-
     fn drain(&self, run: &RunningBackend, report: Report<'_>) -> Result<u64> {
         let Some(cache) = run.cache() else { return Ok(0) };
         let wait = Wait { id: self.id, run, timeout: self.timeout, stopping: &self.manager.stopping };
         wait.until_drained(DrainRequest::new(&cache), report)
-    }
-
-    /// The other host, and those with block devices on the backend.
-    fn other_hosts(&self) -> Result<BTreeSet<HostId>> {
-        let rows = self.handle.transport.remote_blkdevs_of_others()?;
-        let on_it = rows.iter().filter(|row| row.entry.backend == self.id).map(|row| row.entry.host);
-        Ok(on_it.chain([self.to]).collect())
-    }
-
-    /// Refuses a host that has given no sign of life for some seconds.
-    fn refuse_dead(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
-        let find = || -> Result<Option<String>> {
-            let mut seen = self.handle.hosts()?.into_iter();
-            let dead = seen.find(|seen| hosts.contains(&HostId(seen.host_id)) && !seen.alive);
-            Ok(dead.map(|dead| dead.hostname))
-        };
-        poll_until(Instant::now() + SEEN_LIMIT, || !matches!(find(), Ok(Some(_))));
-        find()?.map_or(Ok(()), |dead| Err(silent(&dead)))
-    }
-
-    /// Refuses a host that gives no sign of life now: what it has answered a process may have said that was killed since.
-    fn refuse_silent(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
-        let beat = |host: HostId| {
-            let (members, _) = self.handle.transport.members()?;
-            members.host(host).ok().flatten().and_then(|host| host.beat)
-        };
-        let left = |host: &HostId| *host != self.to && self.has_left(*host);
-        let before: Vec<_> =
-            hosts.iter().filter(|host| !left(host)).map(|host| (*host, beat(*host))).collect();
-        let lives =
-            |(host, before): &(HostId, Option<Beat>)| beat(*host).is_some_and(|now| Some(now) != *before);
-        poll_until(Instant::now() + BEAT_LIMIT, || before.iter().all(lives));
-        let dead = before.iter().find(|one| !lives(one));
-        dead.map_or(Ok(()), |(host, _)| Err(silent(&self.handle.host_name(*host))))
-    }
-
-    /// Lets the other hosts hold their requests.
-    fn hold_others(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
-        let transport = &self.handle.transport;
-        transport.hold_for_move(self.number)?;
-        let refusal = || match transport.answer_to_move(self.to, self.number) {
-            Some(MoveAnswer::Refused(why)) => Some(why),
-            _ => None,
-        };
-        let name = self.handle.host_name(self.to);
-        let is_over = || refusal().is_some() || self.refuse_stopping().is_err() || self.has_left(self.to);
-        let are_held = || hosts.iter().all(|host| self.need_not_hold(*host));
-        poll_until(Instant::now() + HOLD_LIMIT, || are_held() || is_over());
-        self.refuse_stopping()?;
-        if self.has_left(self.to) {
-            return Err(Error::new(
-                ErrorKind::NotFound,
-                format!("host {name} has left the transport; nothing was moved"),
-            ));
-        }
-        if let Some(why) = refusal() {
-            let host = self.handle.host_name(self.to);
-            return Err(refused(&host, &transport.backend(self.id)?.path, why));
-        }
-        self.refuse_unheld(hosts)
-    }
-
-    fn is_held(&self, host: HostId) -> bool {
-        self.handle.transport.answer_to_move(host, self.number) == Some(MoveAnswer::Held)
-    }
-
-    /// Whether a host holds its requests, or has left, so that it has none.
-    fn need_not_hold(&self, host: HostId) -> bool {
-        self.is_held(host) || (host != self.to && self.has_left(host))
-    }
-
-    /// Whether a host was cleared, or has ended.
-    fn has_left(&self, host: HostId) -> bool {
-        let members = self.handle.transport.members();
-        members.is_some_and(|(members, _)| matches!(members.host(host), Ok(None)))
-    }
-
-    /// Refuses if a host does not hold its requests, or not any more: a process that has ended meanwhile holds nothing.
-    fn refuse_unheld(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
-        let Some(late) = hosts.iter().find(|host| !self.need_not_hold(**host)) else { return Ok(()) };
-        let host = self.handle.host_name(*late);
-        Err(Error::new(
-            ErrorKind::TimedOut,
-            format!(
-                "host {host} does not hold its requests: see whether it is alive (host-list); one that has gone for good is cleared by host-clear"
-            ),
-        ))
     }
 
     /// Completes what is in flight, writes back the rest, and closes the disk.
@@ -574,17 +461,29 @@ impl Move<'_> {
         moved
     }
 
-    /// Waits until the other host says whether it serves the backend. One that was restarted meanwhile does not say that.
-    fn wait_until_served(&self) -> bool {
+    /// Waits until the other host says whether it serves the backend.
+    fn wait_for_arrival(&self) -> Arrival {
         let transport = &self.handle.transport;
         // What cannot be read now is looked at again.
         let is_there = || transport.is_taken_over(self.id).unwrap_or(false);
-        let answer = || match transport.answer_to_move(self.to, self.number) {
-            Some(MoveAnswer::Served) => Some(true),
-            Some(MoveAnswer::Refused(_)) => Some(false),
-            _ => None,
-        };
-        poll_until(Instant::now() + START_LIMIT, || is_there() && answer().is_some());
-        is_there() && answer().unwrap_or(true)
+        let is_gone = || self.has_left(self.to) || matches!(transport.has_owner(self.id, self.to), Ok(false));
+        let answer = || transport.answer_to_move(self.to, self.number);
+        let is_known = || is_there() && matches!(answer(), Some(MoveAnswer::Served | MoveAnswer::Refused(_)));
+        poll_until(Instant::now() + START_LIMIT, || is_known() || is_gone());
+        match answer() {
+            _ if is_gone() => Arrival::Gone,
+            Some(MoveAnswer::Served) if is_there() => Arrival::Served,
+            _ => Arrival::NotServed,
+        }
+    }
+
+    /// A warning if the cache is smaller than before.
+    fn lost_space(&self, before: u32) -> Option<String> {
+        let others = self.handle.transport.backends_of_others().ok()?;
+        let now = others.iter().find(|entry| entry.id == self.id)?.cache_segments;
+        let host = self.handle.host_name(self.to);
+        let text =
+            format!("there was less space: on host {host} its cache has {now} segments instead of {before}");
+        (now < before).then_some(text)
     }
 }

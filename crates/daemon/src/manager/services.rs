@@ -10,8 +10,10 @@
 //! Elsewhere: the thread (`cbd-remote`), the areas (`cbd-engine`, `transport/channels.rs`), the other side (`remote_blkdevs`).
 
 use super::backend::BackendSlot;
+use super::backend::unknown;
 use super::slots::{TakenSlot, TransportHandle};
-use super::transport::running_mut;
+use super::tasks::poll_until;
+use super::transport::{running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::BlkdevClass;
 use crate::exports::{STOP_TIMEOUT, prepare_data_thread};
@@ -23,6 +25,10 @@ use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Class, Error, ErrorKind, Geometry, HostId, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long the block devices of other hosts may take to be served before a move begins.
+const SERVED_LIMIT: Duration = Duration::from_secs(4);
 
 /// A block device of another host that is served.
 #[derive(Debug)]
@@ -140,6 +146,14 @@ impl TransportHandle {
         Err(Error::new(ErrorKind::Busy, text))
     }
 
+    /// The block devices of other hosts that use backends of this one. Those of a host that has not followed a backend here yet get other
+    /// rows when it does.
+    fn followers(&self) -> Result<Vec<RemoteBlkdev>> {
+        let mut rows = self.transport.remote_blkdevs_of_others()?;
+        rows.retain(|row| row.owner == self.host);
+        Ok(rows)
+    }
+
     /// The name of a host, for messages.
     pub(super) fn host_name(&self, id: HostId) -> String {
         let members = self.transport.members();
@@ -153,7 +167,7 @@ impl Manager {
     pub(super) fn serve_other_hosts(self: &Arc<Self>) {
         for handle in self.shared_handles().into_iter().filter(|handle| !handle.is_lost()) {
             // What cannot be read now is read in the next pass.
-            let Ok(rows) = handle.transport.remote_blkdevs_of_others() else { continue };
+            let Ok(rows) = handle.followers() else { continue };
             let served = handle.transport.served_blkdevs();
             let Some(mut tables) = self.tables_to_retry() else { return };
             let Ok(running) = running_mut(&mut tables, handle.id) else { continue };
@@ -167,6 +181,48 @@ impl Manager {
                 self.spawn_retry(move |manager| manager.serve_backend(transport, id));
             }
         }
+    }
+
+    /// The block devices of other hosts on a backend that are not served, each with whether its host has followed the backend here.
+    fn unserved(&self, handle: &TransportHandle, id: BackendId) -> Result<Vec<bool>> {
+        let mut rows = handle.transport.remote_blkdevs_of_others()?;
+        let tables = self.tables.lock();
+        let slot = running(&tables, handle.id)?.backends.get(&id).ok_or_else(|| unknown(id))?;
+        let is_served = |row: &RemoteBlkdev| {
+            let service = slot.services.get(&row.entry.id);
+            service.is_some_and(|service| is_of(&service.served, row))
+        };
+        rows.retain(|row| row.entry.backend == id && !is_served(row));
+        Ok(rows.iter().map(|row| row.owner == handle.host).collect())
+    }
+
+    /// Whether the block devices of other hosts on a backend are served. Begins that for hosts that have followed the backend here.
+    pub(super) fn serves_all(&self, handle: &TransportHandle, id: BackendId) -> bool {
+        let is_all = |unserved: Result<Vec<bool>>| unserved.is_ok_and(|unserved| unserved.is_empty());
+        let unserved = self.unserved(handle, id);
+        if unserved.as_ref().is_ok_and(|unserved| unserved.contains(&true)) {
+            self.serve_backend(handle.id, id);
+            return is_all(self.unserved(handle, id));
+        }
+        is_all(unserved)
+    }
+
+    /// Waits until the block devices of other hosts are served: requests that wait for that do not complete.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if one of a host that has followed the backend here is not served in time.
+    pub(super) fn wait_for_services(&self, handle: &TransportHandle, id: BackendId) -> Result<()> {
+        if poll_until(Instant::now() + SERVED_LIMIT, || self.serves_all(handle, id)) {
+            return Ok(());
+        }
+        if !self.unserved(handle, id)?.contains(&true) {
+            // The host of the others gives no sign of life, or is late: it has no requests here.
+            return Ok(());
+        }
+        let text = format!(
+            "a block device of another host on backend {id} is not served yet, the log says why: move the backend after that"
+        );
+        Err(Error::new(ErrorKind::Busy, text))
     }
 
     pub(super) fn serve_backend(&self, transport: u32, id: BackendId) {
@@ -253,12 +309,12 @@ impl TakenSlot {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while a former service has not ended, or if this host has a block device on the backend; errors of the areas.
-    fn serve(&mut self, fixed: &Fixed) -> Result<()> {
+    pub(super) fn serve(&mut self, fixed: &Fixed) -> Result<()> {
         let Self { handle, id, slot, .. } = self;
         let is_up = !slot.stopping && !handle.is_lost();
         let Some(run) = slot.run.clone().filter(|_| is_up) else { return Ok(()) };
-        let rows = handle.transport.remote_blkdevs_of_others()?;
-        let rows: Vec<RemoteBlkdev> = rows.into_iter().filter(|row| row.entry.backend == *id).collect();
+        let rows: Vec<RemoteBlkdev> =
+            handle.followers()?.into_iter().filter(|row| row.entry.backend == *id).collect();
         let mut wanted: Vec<&RemoteBlkdev> = rows.iter().collect();
         // 1. What no other host asks for any more.
         let ended = slot.services.iter_mut().filter_map(|(id, service)| {

@@ -262,6 +262,23 @@ impl<E: Environment> Transport<E> {
         })
     }
 
+    /// The number and the backend of the move in which a host takes part, if it is not the one with this number: until that has ended it
+    /// takes part in no other one.
+    #[must_use]
+    pub fn other_part_of(&self, host: HostId, number: u64) -> Option<(u64, BackendId)> {
+        let (members, _) = self.members()?;
+        let header = members.area_header(host).filter(takes_part)?;
+        let backend = header.answer_backend.get().checked_sub(1).map(BackendId)?;
+        Some((header.answer_number.get(), backend)).filter(|(other, _)| *other != number)
+    }
+
+    /// The number of the move in which this host takes part, or took part last.
+    #[must_use]
+    pub fn last_answered(&self) -> u64 {
+        let header = self.members().and_then(|(members, member)| members.area_header(member.id));
+        header.map_or(0, |header| header.answer_number.get())
+    }
+
     /// The backend of the move in which this host takes part.
     #[must_use]
     pub fn answered_backend(&self) -> Option<BackendId> {

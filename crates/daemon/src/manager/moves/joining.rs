@@ -30,6 +30,10 @@ use std::time::{Duration, Instant};
 const MISSES: u32 = 3;
 /// How long a backend that was moved here waits for the space that it had.
 const SPACE_LIMIT: Duration = Duration::from_secs(2);
+/// How long other hosts may take to follow a backend that was moved here. One that comes later is served by a later pass.
+const FOLLOW_LIMIT: Duration = Duration::from_secs(3);
+/// How long a host that was asked for a backend may show neither its move nor its end.
+const ENDED_LIMIT: Duration = Duration::from_secs(2);
 /// How long this host looks at a move at a time, to see whether the daemon stops.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -62,9 +66,12 @@ impl Manager {
             let handle = handle.clone();
             self.spawn_retry(move |manager| {
                 let _working = working;
-                if let Ok(_work) = manager.begin_work() {
-                    // The host that had it waits for no answer any more.
-                    manager.take_over(&handle, id);
+                if let Ok(_work) = manager.begin_work()
+                    && let Some(is_served) = manager.take_over(&handle, id)
+                    && handle.transport.answered_backend().is_none()
+                {
+                    // The last move was that one: a former process took part in it.
+                    say_served(&handle, id, handle.transport.last_answered(), is_served);
                 }
             });
         }
@@ -88,6 +95,7 @@ impl Manager {
                 backend,
                 "this host cannot have backend {backend} of host {host}: {error}"
             );
+            *self.refused_move.lock() = Some((offer.number, error.line()));
             drop(handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why)));
         }
         let (is_held, missed) = (Cell::new(false), Cell::new(0_u32));
@@ -119,7 +127,8 @@ impl Manager {
             Ok(true) => {}
             Ok(false) if is_target => {
                 if let Some(is_served) = self.take_over(handle, offer.backend) {
-                    say_served(handle, offer, is_served);
+                    say_served(handle, offer.backend, offer.number, is_served);
+                    self.wait_for_followers(handle, offer.backend);
                 }
             }
             Ok(false) => self.follow_backend(handle, offer.backend),
@@ -147,6 +156,7 @@ impl Manager {
             && let Err((why, error)) = find_disk(handle, offer)
         {
             // It was there when this host accepted.
+            *self.refused_move.lock() = Some((offer.number, error.line()));
             handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why))?;
             return Err(error);
         }
@@ -256,6 +266,11 @@ impl Manager {
             );
             None
         })
+    }
+
+    /// Serves the block devices of other hosts on a backend that was moved here as soon as they have followed it.
+    fn wait_for_followers(&self, handle: &TransportHandle, id: BackendId) {
+        poll_until(Instant::now() + FOLLOW_LIMIT, || self.serves_all(handle, id));
     }
 
     fn try_take_over(&self, handle: &TransportHandle, id: BackendId) -> Result<Option<bool>> {
@@ -392,12 +407,23 @@ impl Manager {
             let now = handle.transport.move_of(from).filter(|now| now.number == number);
             match now.map(|now| now.state) {
                 Some(MoveState::Refused) => {
-                    let text =
-                        format!("host {host} could not move backend {id} to this one; its log says why");
+                    let own = self.refused_move.lock().take_if(|(refused, _)| *refused == number);
+                    let text = own.map_or_else(
+                        || format!("host {host} could not move backend {id} to this one; its log says why"),
+                        |(_, why)| {
+                            format!(
+                                "this host cannot have backend {id} of host {host}: {why}; nothing was moved"
+                            )
+                        },
+                    );
                     break Err(Error::new(ErrorKind::Stopped, text));
                 }
                 Some(_) => begun = Some(Instant::now()),
                 None => {}
+            }
+            let is_with_it = matches!(handle.transport.has_owner(id, from), Ok(true));
+            if begun.is_some_and(|last| last.elapsed() > ENDED_LIMIT) && is_with_it {
+                break Err(without_result(&host, id));
             }
             let limit = begun.map_or(asked + ANSWER_LIMIT, |last| last + START_LIMIT);
             if Instant::now() > limit {
@@ -420,15 +446,23 @@ impl Manager {
     }
 }
 
+/// The host that has a backend shows neither its move nor its end.
+fn without_result(host: &str, id: BackendId) -> Error {
+    let text = format!(
+        "host {host} has ended the move of backend {id} without a result: it was restarted, or its log says why; nothing was moved"
+    );
+    Error::new(ErrorKind::Stopped, text)
+}
+
 /// Says to the host that had a backend whether this one serves it.
-fn say_served(handle: &TransportHandle, offer: &MoveOffer, is_served: bool) {
+fn say_served(handle: &TransportHandle, id: BackendId, number: u64, is_served: bool) {
     let answer = if is_served { MoveAnswer::Served } else { MoveAnswer::Refused(MoveRefusal::Other) };
-    if let Err(error) = handle.transport.answer_move(offer.backend, offer.number, answer) {
-        let (transport, backend, host) = (handle.id, offer.backend.0, handle.host_name(offer.from));
+    if let Err(error) = handle.transport.answer_move(id, number, answer) {
+        let (transport, backend) = (handle.id, id.0);
         tracing::warn!(
             transport,
             backend,
-            "host {host} is not told that backend {backend} has arrived: {error}"
+            "the former host is not told that backend {backend} has arrived: {error}"
         );
     }
 }
