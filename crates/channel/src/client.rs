@@ -272,7 +272,7 @@ impl<M: Pmem> Client<M> {
         if self.served.is_none() {
             return;
         }
-        let changes_max = self.places.count().div_ceil(4);
+        let changes_max = self.changes_max();
         let mut index = 0;
         while index < self.waiting.len() && self.is_entry_free() {
             let Some(place) = self.places.free() else { return };
@@ -286,6 +286,11 @@ impl<M: Pmem> Client<M> {
             self.returned -= usize::from(part.is_returned);
             self.send(part, place);
         }
+    }
+
+    /// The places that changes have while the server has no space for them.
+    const fn changes_max(&self) -> usize {
+        self.places.count().div_ceil(4)
     }
 
     fn changes_in_flight(&self) -> usize {

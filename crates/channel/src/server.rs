@@ -75,7 +75,9 @@ impl Session {
         let mut lines = Vec::new();
         reserve(&mut lines, shape.completions() as usize)?;
         lines.resize(shape.completions() as usize, [0; LINE as usize]);
-        Self::from(header, shape, Left { taken: 0, completed: 0, lines, outstanding: VecDeque::new() })
+        let left = Left { taken: 0, completed: 0, lines, outstanding: VecDeque::new() };
+        // Numbers of submissions in the header are of another session.
+        Ok(Self { recalled: None, given_up: (0, 0), ..Self::from(header, shape, left)? })
     }
 
     /// A session that continues.

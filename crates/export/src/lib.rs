@@ -26,7 +26,9 @@ pub use errors::system_error;
 pub use memory::MemoryDevice;
 pub use wake::{Event, Waker, wait_any};
 
-use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Request, Result, Verified, Verify};
+use cbd_types::{
+    ByteRange, Completion, Error, ErrorKind, Geometry, Request, Result, TakeBack, Verified, Verify,
+};
 use std::os::fd::RawFd;
 use std::thread::JoinHandle;
 
@@ -141,9 +143,9 @@ pub trait RequestQueue: Send {
     }
 
     /// Moves to `returned` requests that wait for space or for what must precede them, as if they had not been submitted: the client
-    /// submits them again, or has given them up. A part of a request can have been done if `with_begun` holds for its identifier.
-    fn take_back(&mut self, with_begun: &dyn Fn(u64) -> bool, returned: &mut Vec<Request>) {
-        let _ = (with_begun, returned);
+    /// submits them again, or has given them up.
+    fn take_back(&mut self, which: TakeBack<'_>, returned: &mut Vec<Request>) {
+        let _ = (which, returned);
     }
 
     /// Frees memory that is kept for later requests. Called when the queue is idle.

@@ -151,13 +151,13 @@ pub(crate) fn check_type(path: &Path, metadata: &Metadata) -> Result<()> {
     ))
 }
 
-/// A user who may write to the file can change it while the daemon uses it, and truncate it.
 /// Whether [`only_own`](OpenOptions::only_own) refuses this file.
 #[must_use]
 pub fn is_of_others(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| refuse_foreign(path, &metadata).is_err())
 }
 
+/// A user who may write to the file can change it while the daemon uses it, and truncate it.
 fn refuse_foreign(path: &Path, metadata: &Metadata) -> Result<()> {
     const OTHERS_WRITE: u32 = 0o022;
     if !metadata.is_file() {

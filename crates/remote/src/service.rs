@@ -7,7 +7,7 @@ use crate::wake::{LOOK_AFTER_WHEN_IDLE, ServerWake};
 use cbd_channel::{Server, ServerState};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
 use cbd_export::{BlockDevice, RequestQueue, start_thread};
-use cbd_types::{BlkdevId, Completion, Error, ErrorKind, Pmem, Region, Request, Result};
+use cbd_types::{BlkdevId, Completion, Error, ErrorKind, Pmem, Region, Request, Result, TakeBack};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -298,8 +298,14 @@ impl<M: Pmem> Serving<M> {
         if self.server.is_recalled() {
             let mut returned = Vec::new();
             let Self { server, queue, is_exclusive, .. } = self;
-            queue.take_back(&|request| *is_exclusive || server.is_given_up(request), &mut returned);
-            returned.into_iter().for_each(|request| self.server.send_back(request));
+            let is_given_up = |request| server.is_given_up(request);
+            let which = TakeBack { begun_writes: *is_exclusive, is_given_up: &is_given_up };
+            queue.take_back(which, &mut returned);
+            for request in returned {
+                let id = request.id;
+                self.server.send_back(request);
+                self.queue.stored(id);
+            }
         }
     }
 

@@ -15,7 +15,8 @@ use cbd_channel::Exclusion;
 use cbd_export::wake::{Event, Waker};
 use cbd_export::{BlockDevice, Extent, RequestQueue};
 use cbd_types::{
-    BlkdevId, ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Request, Result, Verified, Verify,
+    BlkdevId, ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Request, Result, TakeBack,
+    Verified, Verify,
 };
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -290,7 +291,7 @@ impl SharedQueue {
         self.queue.parked()
     }
 
-    /// The completion of a request is stored, or nothing was done of it.
+    /// The completion of a request is stored, or that it was sent back.
     pub(crate) fn stored(&mut self, id: u64) {
         if let Some(ticket) = self.executed.tickets.remove(&id) {
             self.executed.changes.0.lock().end(ticket);
@@ -360,10 +361,9 @@ impl RequestQueue for SharedQueue {
         self.note(&done[before..]);
     }
 
-    fn take_back(&mut self, with_begun: &dyn Fn(u64) -> bool, returned: &mut Vec<Request>) {
-        let before = returned.len();
-        self.queue.take_back(with_begun, returned);
-        returned[before..].iter().for_each(|request| self.stored(request.id));
+    /// Those that the queue has executed in part exclude others until they are [`stored`](Self::stored) as sent back.
+    fn take_back(&mut self, which: TakeBack<'_>, returned: &mut Vec<Request>) {
+        self.queue.take_back(which, returned);
         returned.extend(self.take_held());
     }
 

@@ -14,7 +14,7 @@ use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
 use cbd_types::{
-    BlkdevId, ByteRange, Class, Completion, ErrorKind, Geometry, Request, Result, Verified, Verify,
+    BlkdevId, ByteRange, Class, Completion, ErrorKind, Geometry, Request, Result, TakeBack, Verified, Verify,
 };
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -312,8 +312,8 @@ impl<E: Environment> RequestQueue for DeviceQueue<E> {
         self.queue.give_up(done);
     }
 
-    fn take_back(&mut self, with_begun: &dyn Fn(u64) -> bool, returned: &mut Vec<Request>) {
-        self.queue.take_back(with_begun, returned);
+    fn take_back(&mut self, which: TakeBack<'_>, returned: &mut Vec<Request>) {
+        self.queue.take_back(which, returned);
     }
 
     fn trim(&mut self) {

@@ -34,7 +34,7 @@ pub use mutation::MutationPoint;
 pub use name::Name;
 pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Reach, Region};
 pub use range::ByteRange;
-pub use request::{Class, Completion, Geometry, Operation, Request};
+pub use request::{Class, Completion, Geometry, Operation, Request, TakeBack};
 pub use size::Size;
 pub use verify::{DamagedCopy, Finding, Flaw, Structure, Verified, VerifiedMetadata, Verify, VerifyLevel};
 

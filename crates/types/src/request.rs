@@ -88,6 +88,17 @@ impl Request {
     }
 }
 
+/// Which requests a queue returns as if they had not been submitted, of those that wait for space or for what must precede them. Those of
+/// which nothing was done it returns in any case.
+#[derive(Clone, Copy)]
+pub struct TakeBack<'a> {
+    /// Also writes of which a part was done and that wait for space: no one sees that they are executed once more later.
+    pub begun_writes: bool,
+    /// Whether the client has given up the request with this identifier: of such ones also others of which a part was done, unless the
+    /// backing device has one.
+    pub is_given_up: &'a dyn Fn(u64) -> bool,
+}
+
 /// The completion of a request.
 #[derive(Debug)]
 pub struct Completion {

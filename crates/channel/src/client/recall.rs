@@ -30,13 +30,22 @@ impl<M: Pmem> Client<M> {
     /// in flight a moment later, it probably waits for space, and the user [recalls](Self::recall) it.
     #[must_use]
     pub fn blocked_by(&self) -> Option<u64> {
-        if !self.has_waiting() || self.is_entry_free() && self.places.free().is_some() {
+        if !self.has_waiting() || !self.is_blocked_by_changes() {
             return None;
         }
         let changes = self.places.iter().filter(|(_, part)| part.changes());
         let oldest = changes.map(|(_, part)| part.sequence).min()?;
         let mut waiting = self.waiting.iter().enumerate();
         waiting.any(|(index, part)| !part.changes() && !self.has_to_wait(part, index)).then_some(oldest)
+    }
+
+    /// Whether a change has the entry of the next submission, or changes have more places than they have while some of them were sent
+    /// back.
+    fn is_blocked_by_changes(&self) -> bool {
+        if !self.is_entry_free() {
+            return self.places.replaced_by(self.submitted).is_some_and(Part::changes);
+        }
+        self.places.free().is_none() && self.changes_in_flight() > self.changes_max()
     }
 
     /// Asks the server to send back the requests of which nothing was done yet, because they wait for space or for another request.

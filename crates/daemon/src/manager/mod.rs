@@ -143,6 +143,8 @@ pub struct Manager {
     scrubs: Scrubs,
     recorder: Mutex<Recorder>,
     moving: Mutex<moves::MovingBackends>,
+    /// Held while this host takes a backend over, and when it says that it takes part in a move.
+    arriving: Mutex<()>,
     /// The number of the last move that this host has refused, and why.
     refused_move: Mutex<Option<(u64, String)>>,
 }
@@ -233,6 +235,7 @@ impl Manager {
             scrubs: Scrubs::default(),
             recorder: Mutex::default(),
             moving: Mutex::default(),
+            arriving: Mutex::default(),
             refused_move: Mutex::default(),
         })
     }

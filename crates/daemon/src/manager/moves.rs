@@ -74,6 +74,11 @@ struct Moved {
     not_served: Option<String>,
 }
 
+fn log_failed(transport: u32, id: BackendId, host: &str, error: &Error) {
+    let event = EventName::BackendMoveFailed.name();
+    tracing::warn!(transport, backend = id.0, event, host, "was not moved to host {host}: {error}");
+}
+
 impl Manager {
     /// Moves a backend from or to this host. `report` gets the progress of its drain.
     pub(super) fn backend_move(
@@ -122,8 +127,14 @@ impl Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         let host = handle.host_name(to);
-        self.wait_for_services(&handle, id)?;
-        let run = self.begin_backend_move(handle.id, id, &host)?;
+        let begun = self.wait_for_services(&handle, id);
+        let run = match begun.and_then(|()| self.begin_backend_move(handle.id, id, &host)) {
+            Ok(run) => run,
+            Err(error) => {
+                log_failed(handle.id, id, &host, &error);
+                return Err(error);
+            }
+        };
         let event = EventName::BackendMoving.name();
         tracing::info!(transport = handle.id, backend = id.0, event, host, "is being moved to host {host}");
         let offered = handle.transport.offer_move(id, to, number);
@@ -145,14 +156,7 @@ impl Manager {
             Err(error) => error,
         };
         self.end_failed_move(&handle, id);
-        let event = EventName::BackendMoveFailed.name();
-        tracing::warn!(
-            transport = handle.id,
-            backend = id.0,
-            event,
-            host,
-            "was not moved to host {host}: {error}"
-        );
+        log_failed(handle.id, id, &host, &error);
         Err(error)
     }
 
@@ -466,11 +470,14 @@ impl Move<'_> {
         let transport = &self.handle.transport;
         // What cannot be read now is looked at again.
         let is_there = || transport.is_taken_over(self.id).unwrap_or(false);
-        let is_gone = || self.has_left(self.to) || matches!(transport.has_owner(self.id, self.to), Ok(false));
+        let is_on = || !matches!(transport.has_owner(self.id, self.to), Ok(false));
+        let is_moved_on = || !is_on() && self.handle.host_with(self.id).is_ok();
+        let is_gone = || self.has_left(self.to) || !(is_on() || is_moved_on());
         let answer = || transport.answer_to_move(self.to, self.number);
         let is_known = || is_there() && matches!(answer(), Some(MoveAnswer::Served | MoveAnswer::Refused(_)));
-        poll_until(Instant::now() + START_LIMIT, || is_known() || is_gone());
+        poll_until(Instant::now() + START_LIMIT, || is_known() || !is_on() || is_gone());
         match answer() {
+            _ if is_moved_on() => Arrival::Served,
             _ if is_gone() => Arrival::Gone,
             Some(MoveAnswer::Served) if is_there() => Arrival::Served,
             _ => Arrival::NotServed,

@@ -30,8 +30,24 @@ impl Manager {
             NumberOrName::Number(number) => return Ok(*number),
             NumberOrName::Name(name) => name,
         };
-        let tables = self.tables()?;
-        found("backend", "backend-list", transport, name, backends(running(&tables, transport)?))
+        let (known, handle) = {
+            let tables = self.tables()?;
+            let running = running(&tables, transport)?;
+            (backends(running), running.living.is_some().then(|| running.handle(transport)))
+        };
+        let number = found("backend", "backend-list", transport, name, known);
+        let (Err(error), Some(handle)) = (&number, handle) else { return number };
+        // Without the lock: this reads the region.
+        let others = handle.entries_of_others();
+        let Some(other) = others.iter().find(|entry| entry.name.as_ref() == Some(name)) else {
+            return number;
+        };
+        let text = format!(
+            "backend {name} ({}) is on host {}: run the command there, or move the backend here (backend-move)",
+            other.id,
+            handle.host_name(other.host)
+        );
+        Err(Error::new(error.kind(), text))
     }
 
     /// The number of a backend of this host, or of another host of a shared region.

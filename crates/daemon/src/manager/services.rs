@@ -188,6 +188,13 @@ impl Manager {
         let mut rows = handle.transport.remote_blkdevs_of_others()?;
         let tables = self.tables.lock();
         let slot = running(&tables, handle.id)?.backends.get(&id).ok_or_else(|| unknown(id))?;
+        if slot.work.is_some() {
+            // What it serves is not known.
+            return Ok(vec![false]);
+        }
+        if slot.stopping || slot.run.is_none() {
+            return Ok(Vec::new());
+        }
         let is_served = |row: &RemoteBlkdev| {
             let service = slot.services.get(&row.entry.id);
             service.is_some_and(|service| is_of(&service.served, row))
@@ -299,10 +306,10 @@ impl TakenSlot {
     /// # Errors
     /// [`ErrorKind::Busy`] with that device.
     pub(super) fn refuse_served(&mut self, fixed: &Fixed) -> Result<()> {
-        let served = self.serve(fixed);
+        drop(self.serve(fixed));
         self.slot.refuse_served()?;
-        // Without an error no other host has one.
-        served.or_else(|_| self.handle.refuse_used_by_others(self.id))
+        // Also of one that is not served: it could not be, or its host has not followed the backend here.
+        self.handle.refuse_used_by_others(self.id)
     }
 
     /// Ends what no other host asks for any more, and begins what one does.

@@ -413,6 +413,11 @@ fn a_backend_of_another_host_is_found_by_its_name_for_a_block_device_and_for_not
     refused(
         b.daemon.backend_number(0, &name("of-a")),
         ErrorKind::NotFound,
+        "backend of-a (0) is on host a: run the command there",
+    );
+    refused(
+        b.daemon.backend_number(0, &name("of-b")),
+        ErrorKind::NotFound,
         "none has a name; backend-list shows all",
     );
 }

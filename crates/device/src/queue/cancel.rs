@@ -6,7 +6,7 @@ use super::{Queue, ending::complete};
 use crate::parked::{Parked, Progress};
 use alloc::vec::Vec;
 use cbd_engine::Environment;
-use cbd_types::{BackingQueue, Completion, Error, ErrorKind, Request};
+use cbd_types::{BackingQueue, Completion, Error, ErrorKind, Request, TakeBack};
 
 impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Cancels, with an error, each request that the backing device does not have: requests that were held back, and requests
@@ -41,16 +41,17 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         self.give_up_verifications();
     }
 
-    /// Moves to `returned` requests that were held back, and requests that wait for space or for what must precede them, if nothing was
-    /// done of them yet. They count as if they had not been submitted. A part can have been done if `with_begun` holds for the
-    /// identifier, but the backing device has none.
-    pub fn take_back(&mut self, with_begun: &dyn Fn(u64) -> bool, returned: &mut Vec<Request>) {
+    /// Moves to `returned` requests that were held back, and requests that wait for space or for what must precede them. They count as if
+    /// they had not been submitted.
+    pub fn take_back(&mut self, which: TakeBack<'_>, returned: &mut Vec<Request>) {
         returned.extend(self.plugged.drain(..).chain(self.held.drain(..)));
         for _ in 0..self.waiting.len() {
             let Some(place) = self.waiting.pop_front() else { break };
             let is_returned = |parked: &&mut Parked| {
-                let may_have_begun = with_begun(parked.request.id) && parked.outstanding == 0;
-                !parked.has_begun() || may_have_begun && parked.error.is_none()
+                let is_write = matches!(parked.progress, Progress::Written(_));
+                let may_have_begun = which.begun_writes && is_write || (which.is_given_up)(parked.request.id);
+                let is_whole = parked.outstanding == 0 && parked.error.is_none();
+                !parked.has_begun() || may_have_begun && is_whole
             };
             let parked = self.parked.get_mut(place).filter(is_returned);
             if parked.is_none() {

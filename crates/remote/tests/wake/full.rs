@@ -4,7 +4,9 @@ use super::support::{LIMIT, Rig, read, wait_for, write};
 use super::{address, connect, wait_until};
 use cbd_export::{BlockDevice, RequestQueue};
 use cbd_remote::WakeListener;
-use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Geometry, Operation, Request, Result};
+use cbd_types::{
+    AlignedBuffer, ByteRange, Completion, ErrorKind, Geometry, Operation, Request, Result, TakeBack,
+};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,9 +60,12 @@ impl RequestQueue for FullQueue {
     }
 
     /// Every second request counts as one that has begun.
-    fn take_back(&mut self, with_begun: &dyn Fn(u64) -> bool, returned: &mut Vec<Request>) {
+    fn take_back(&mut self, which: TakeBack<'_>, returned: &mut Vec<Request>) {
         let has_begun = |request: &Request| !(request.range.start / BLOCK).is_multiple_of(2);
-        returned.extend(self.waiting.extract_if(.., |one| !has_begun(one) || with_begun(one.id)));
+        returned.extend(
+            self.waiting
+                .extract_if(.., |one| !has_begun(one) || which.begun_writes || (which.is_given_up)(one.id)),
+        );
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {

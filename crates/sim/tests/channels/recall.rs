@@ -69,6 +69,33 @@ fn requests_that_need_no_space_overtake_changes_that_wait_for_it() {
 }
 
 #[test]
+fn a_recall_is_not_repeated_while_other_requests_have_the_places() {
+    let mut rig = Rig::new();
+    for id in 0..4 {
+        write(&mut rig, id, id);
+    }
+    for id in 4..8 {
+        read(&mut rig, id, id);
+    }
+    assert_eq!(rig.client.blocked_by(), Some(0));
+    rig.client.recall();
+    assert_eq!(answer(&mut rig), [0, 1, 2, 3]);
+    // A quarter of the places have writes again, the others have reads, and one more waits.
+    assert_eq!(blocks(&rig), [0, 4, 5, 6]);
+    assert_eq!(rig.client.blocked_by(), None, "none of the writes would make room for it");
+    let rest = rig.taken.split_off(2);
+    let reads = rig.taken.split_off(1);
+    let writes = std::mem::replace(&mut rig.taken, reads);
+    rig.complete();
+    assert_eq!((rig.ended(), blocks(&rig)), (vec![(4, None)], vec![7]));
+    rig.taken.extend(writes.into_iter().chain(rest));
+    for _ in 0..4 {
+        rig.complete();
+    }
+    assert_eq!(rig.client.in_flight(), 0);
+}
+
+#[test]
 fn an_old_change_gets_a_new_entry() {
     let mut rig = Rig::new();
     write(&mut rig, 100, 50);
@@ -157,6 +184,10 @@ fn a_recall_is_answered_when_all_that_was_submitted_before_it_was_taken() {
     damage(&rig, areas().server);
     damage(&rig, areas().server + 64);
     restart(&mut rig, 33);
+    for _ in 0..100 {
+        rig.server.poll(&mut rig.taken).expect("there is memory");
+    }
+    assert!(!rig.server.is_recalled(), "the number in the header is of the former session");
     rig.poll();
     assert_eq!(answer(&mut rig), [5]);
 }

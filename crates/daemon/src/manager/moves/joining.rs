@@ -30,8 +30,12 @@ use std::time::{Duration, Instant};
 const MISSES: u32 = 3;
 /// How long a backend that was moved here waits for the space that it had.
 const SPACE_LIMIT: Duration = Duration::from_secs(2);
+/// How long a host that is asked for a backend may take to begin: it looks each second, and waits for its services before.
+const BEGIN_LIMIT: Duration = Duration::from_secs(10);
 /// How long other hosts may take to follow a backend that was moved here. One that comes later is served by a later pass.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(3);
+/// Time after which another host that waits has seen what this one says.
+const SEEN: Duration = Duration::from_millis(100);
 /// How long a host that was asked for a backend may show neither its move nor its end.
 const ENDED_LIMIT: Duration = Duration::from_secs(2);
 /// How long this host looks at a move at a time, to see whether the daemon stops.
@@ -87,7 +91,7 @@ impl Manager {
 
     fn join_move(&self, handle: &TransportHandle, offer: &MoveOffer) {
         let is_target = offer.to == handle.host;
-        if is_target && let Err((why, error)) = accept(handle, offer) {
+        if is_target && let Err((why, error)) = self.accept_when_free(handle, offer) {
             let host = handle.host_name(offer.from);
             let (transport, backend) = (handle.id, offer.backend.0);
             tracing::warn!(
@@ -116,6 +120,8 @@ impl Manager {
                 return;
             }
         }
+        // This host takes part in no other move until it has said that it serves this backend.
+        let _arriving = is_target.then(|| self.arriving.lock());
         // Before requests continue: the other host hands nothing over from then on. Looked at last: an offer ends after the backend
         // was handed over.
         let ended = handle.transport.end_answer(offer.number);
@@ -129,6 +135,8 @@ impl Manager {
                 if let Some(is_served) = self.take_over(handle, offer.backend) {
                     say_served(handle, offer.backend, offer.number, is_served);
                     self.wait_for_followers(handle, offer.backend);
+                    // Until the former host has seen that.
+                    poll_until(Instant::now() + SEEN, || false);
                 }
             }
             Ok(false) => self.follow_backend(handle, offer.backend),
@@ -137,9 +145,30 @@ impl Manager {
         }
     }
 
+    /// Accepts a backend once this host takes part in no other move. The other host waits as long for its answer.
+    fn accept_when_free(
+        &self,
+        handle: &TransportHandle,
+        offer: &MoveOffer,
+    ) -> std::result::Result<(), (MoveRefusal, Error)> {
+        let end = Instant::now() + ANSWER_LIMIT;
+        loop {
+            let is_free = || handle.transport.other_part_of(handle.host, offer.number).is_none();
+            let is_offered =
+                || handle.transport.move_of(offer.from).is_some_and(|now| now.number == offer.number);
+            poll_until(end, || is_free() || !is_offered());
+            let arriving = self.arriving.lock();
+            if is_free() || Instant::now() >= end || !is_offered() {
+                return accept(handle, offer);
+            }
+            drop(arriving);
+        }
+    }
+
     /// Holds the requests of this host on the backend, and says so.
     fn hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) {
         let held = self.try_hold_for(handle, offer);
+        let _arriving = self.arriving.lock();
         let held =
             held.and_then(|()| handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Held));
         if let Err(error) = held {
@@ -181,15 +210,20 @@ impl Manager {
         switches.iter().try_for_each(|switch| switch.hold(end.saturating_duration_since(Instant::now())))
     }
 
-    /// Continues requests that are still held although no move is in progress: the end of one could not be followed at once.
+    /// Continues requests that are still held although no move is in progress, and follows backends that have moved: the end of a move
+    /// could not be followed at once, or there was no space for another area then.
     pub(super) fn settle_held(self: &Arc<Self>, handle: &TransportHandle) {
-        let held: Vec<(BackendId, HostId)> = {
+        let known: Vec<(BackendId, HostId, bool)> = {
             let Some(tables) = self.tables_to_retry() else { return };
             let Ok(running) = running(&tables, handle.id) else { return };
-            let remotes = running.remotes.values().filter(|slot| slot.has_held_session());
-            remotes.map(|slot| (slot.blkdev.entry.backend, slot.owner())).collect()
+            let remotes = running.remotes.values().filter(|slot| !slot.is_taken());
+            remotes.map(|slot| (slot.blkdev.entry.backend, slot.owner(), slot.has_held_session())).collect()
         };
-        for (backend, owner) in held {
+        for (backend, owner, is_held) in known {
+            let has_moved = || matches!(handle.transport.has_owner(backend, owner), Ok(false));
+            if !is_held && !has_moved() {
+                continue;
+            }
             let Some(working) = self.begin_moving(handle.id, backend) else { continue };
             let handle = handle.clone();
             self.spawn_retry(move |manager| {
@@ -425,7 +459,7 @@ impl Manager {
             if begun.is_some_and(|last| last.elapsed() > ENDED_LIMIT) && is_with_it {
                 break Err(without_result(&host, id));
             }
-            let limit = begun.map_or(asked + ANSWER_LIMIT, |last| last + START_LIMIT);
+            let limit = begun.map_or(asked + BEGIN_LIMIT, |last| last + START_LIMIT);
             if Instant::now() > limit {
                 let text =
                     format!("host {host} does not answer; see whether it is alive (host-list), and its log");
@@ -488,13 +522,13 @@ fn find_disk(
         (MoveRefusal::OtherDisk, error)
     };
     recorded.same_disk(&identity).map_err(differs)?;
-    let is_on_this_machine = handle.is_on_this_machine(offer.from);
+    let machine = handle.is_on_this_machine(offer.from);
     // It could not be opened here after the decision. On the machine of the other host that one uses it.
-    check_writable(Path::new(&entry.path), !is_on_this_machine).map_err(|error| match error.kind() {
+    check_writable(Path::new(&entry.path), machine == Some(false)).map_err(|error| match error.kind() {
         ErrorKind::ReadOnly | ErrorKind::Permission => (MoveRefusal::ReadOnly, error),
         _ => (MoveRefusal::Other, error),
     })?;
-    if identity.is_weak() && !is_on_this_machine {
+    if identity.is_weak() && machine != Some(true) {
         let text = format!("{} has nothing by which two machines know it as the same disk", entry.path);
         return Err((MoveRefusal::NoIdentity, Error::new(ErrorKind::Unsupported, text)));
     }
@@ -502,10 +536,11 @@ fn find_disk(
 }
 
 impl TransportHandle {
-    /// Whether another host is a process of this boot of this machine.
-    fn is_on_this_machine(&self, host: cbd_types::HostId) -> bool {
-        let Some((members, _)) = self.transport.members() else { return false };
+    /// Whether another host is a process of this boot of this machine, if it has said that.
+    fn is_on_this_machine(&self, host: HostId) -> Option<bool> {
+        let (members, _) = self.transport.members()?;
         let boot = members.region().boot();
-        members.host(host).ok().flatten().and_then(|host| host.beat).is_some_and(|beat| beat.is_of_boot(boot))
+        let beat = members.host(host).ok().flatten().and_then(|host| host.beat)?;
+        Some(beat.is_of_boot(boot))
     }
 }

@@ -15,7 +15,7 @@ use cbd_engine::{
     BackendSpec, BackgroundWorker, BypassReason, FormatOptions, LogEntry, Settings, Step, Transport, TwoSlots,
 };
 use cbd_format::{LaneMark, RecordKind, StateShape};
-use cbd_types::{BackendId, Class, LaneId, Region};
+use cbd_types::{BackendId, Class, LaneId, Region, TakeBack};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
@@ -454,6 +454,11 @@ fn what_the_disk_does_not_have_is_given_up_when_the_client_is_gone() {
     assert!(!rig.cache.status().writers_waiting, "no client waits for space any more");
 }
 
+/// Nothing that has begun.
+fn none() -> TakeBack<'static> {
+    TakeBack { begun_writes: false, is_given_up: &|_| false }
+}
+
 #[test]
 fn requests_of_which_nothing_was_done_are_returned() {
     let mut rig = rig();
@@ -464,14 +469,18 @@ fn requests_of_which_nothing_was_done_are_returned() {
     rig.submit(request(Operation::WriteZeroes, CHUNK, BLOCK, false));
     rig.plug(write(78, 0, BLOCK, 5));
     let mut returned = Vec::new();
-    rig.queue.take_back(&|_| false, &mut returned);
+    rig.queue.take_back(none(), &mut returned);
     let returned: Vec<_> = returned.into_iter().map(|request| (request.id, request.range.start)).collect();
     assert_eq!((returned.len(), returned[0], returned[1].0), (3, (78, 0), id), "{returned:?}");
     assert_eq!(returned[2].1, CHUNK);
     assert_eq!(rig.queue.changes(), 1, "what was done in part stays");
+    let mut zeroes = Vec::new();
+    rig.queue.take_back(TakeBack { begun_writes: true, ..none() }, &mut zeroes);
+    assert!(zeroes.is_empty(), "zeroes keep their progress");
     assert!(rig.cache.status().writers_waiting);
     let mut returned = Vec::new();
-    rig.queue.take_back(&|id| id == 9, &mut returned);
+    let given_up = TakeBack { begun_writes: false, is_given_up: &|id| id == 9 };
+    rig.queue.take_back(given_up, &mut returned);
     assert_eq!((returned.len(), returned[0].id, rig.queue.changes()), (1, 9, 0));
     assert!(!rig.cache.status().writers_waiting, "no client waits for space any more");
     rig.make_room();

@@ -148,7 +148,7 @@ fn requests_that_wait_for_the_route_are_returned() {
     let hold = hold(&rig);
     rig.submit(write(1, 0, BLOCK, 1));
     let mut returned = Vec::new();
-    rig.queue.take_back(&|_| false, &mut returned);
+    rig.queue.take_back(TakeBack { begun_writes: true, is_given_up: &|_| false }, &mut returned);
     assert_eq!((returned.len(), returned[0].id, rig.queue.parked()), (1, 1, 0));
     drop(hold);
     assert_eq!(rig.poll(), []);
