@@ -145,6 +145,8 @@ pub struct Manager {
     moving: Mutex<moves::MovingBackends>,
     /// Held while this host takes a backend over, and when it says that it takes part in a move.
     arriving: Mutex<()>,
+    /// Why block devices could not follow a backend that had moved, the last time.
+    follow_error: Mutex<Option<String>>,
     /// The number of the last move that this host has refused, and why.
     refused_move: Mutex<Option<(u64, String)>>,
 }
@@ -236,6 +238,7 @@ impl Manager {
             recorder: Mutex::default(),
             moving: Mutex::default(),
             arriving: Mutex::default(),
+            follow_error: Mutex::default(),
             refused_move: Mutex::default(),
         })
     }

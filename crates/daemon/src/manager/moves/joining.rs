@@ -11,7 +11,7 @@ use crate::control::{Flow, Report};
 use crate::events::EventName;
 use crate::manager::backend::BackendSlot;
 use crate::manager::beneath::forget;
-use crate::manager::remote_blkdevs::TakenRemote;
+use crate::manager::remote_blkdevs::{RemoteSlot, TakenRemote};
 use crate::manager::slots::TransportHandle;
 use crate::manager::tasks::{Stage, poll_until};
 use crate::manager::transport::{running, running_mut};
@@ -213,14 +213,22 @@ impl Manager {
     /// Continues requests that are still held although no move is in progress, and follows backends that have moved: the end of a move
     /// could not be followed at once, or there was no space for another area then.
     pub(super) fn settle_held(self: &Arc<Self>, handle: &TransportHandle) {
-        let known: Vec<(BackendId, HostId, bool)> = {
+        let known: Vec<(BackendId, HostId, [u8; 16], bool)> = {
             let Some(tables) = self.tables_to_retry() else { return };
             let Ok(running) = running(&tables, handle.id) else { return };
             let remotes = running.remotes.values().filter(|slot| !slot.is_taken());
-            remotes.map(|slot| (slot.blkdev.entry.backend, slot.owner(), slot.has_held_session())).collect()
+            let of = |slot: &RemoteSlot| {
+                (slot.blkdev.entry.backend, slot.owner(), slot.backend_uuid(), slot.has_held_session())
+            };
+            remotes.map(of).collect()
         };
-        for (backend, owner, is_held) in known {
-            let has_moved = || matches!(handle.transport.has_owner(backend, owner), Ok(false));
+        for (backend, owner, uuid, is_held) in known {
+            let is_it =
+                |entry: &BackendEntry| entry.id == backend && entry.uuid == uuid && entry.host != owner;
+            let has_moved = || {
+                matches!(handle.transport.has_owner(backend, owner), Ok(false))
+                    && handle.entries_of_others().iter().any(is_it)
+            };
             if !is_held && !has_moved() {
                 continue;
             }
@@ -262,8 +270,16 @@ impl Manager {
     fn follow_backend(&self, handle: &TransportHandle, backend: BackendId) {
         // What cannot be taken is followed by a later pass.
         let Ok(mut closed) = self.close_channels(handle, backend) else { return };
-        if let Err(error) = handle.transport.settle_blkdevs(Some(backend)) {
-            tracing::error!(transport = handle.id, backend = backend.0, "{error}");
+        let settled = handle.transport.settle_blkdevs(Some(backend));
+        let line = settled.err().map(|error| error.line());
+        // A pass each second tries it again: only another error is logged.
+        let former = std::mem::replace(&mut *self.follow_error.lock(), line.clone());
+        if let Some(line) = line.filter(|line| former.as_ref() != Some(line)) {
+            tracing::error!(
+                transport = handle.id,
+                backend = backend.0,
+                "a block device cannot follow its backend: {line}"
+            );
         }
         closed.iter_mut().for_each(|taken| taken.slot.take_row(handle));
         let ids: Vec<BlkdevId> = closed.iter().map(|taken| taken.id).collect();

@@ -64,6 +64,11 @@ impl RemoteSlot {
         self.row.owner
     }
 
+    /// The identity of the backend.
+    pub const fn backend_uuid(&self) -> [u8; 16] {
+        self.row.backend_uuid
+    }
+
     /// Whether its requests are held although it has a session.
     pub fn has_held_session(&self) -> bool {
         let is_held = self.blkdev.switch.as_ref().is_some_and(|switch| switch.is_held());
