@@ -27,6 +27,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{self, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -347,6 +348,19 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
     }
 }
 
+/// Changes the size of a file that this process serves, in another process: the kernel waits there for writes of the file that are in
+/// flight, and a process that is killed while it waits for itself does not end. That one ends when the next process serves the file.
+fn set_len(file: &Path, size: u64) -> io::Result<()> {
+    let mut tool = process::Command::new("truncate");
+    tool.args(["--no-create", &format!("--size={size}"), "--"]).arg(file);
+    match tool.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(io::Error::other(format!("truncate ended with {status}"))),
+        // A system without the tool.
+        Err(_) => OpenOptions::new().write(true).open(file).and_then(|file| file.set_len(size)),
+    }
+}
+
 /// Tells the kernel the size of the file, then lets it take that size for the device.
 fn grow(opened: &File, device: &LoopDevice, file: &Path, size: u64) -> Result<()> {
     let failed = |error: &io::Error| {
@@ -354,8 +368,7 @@ fn grow(opened: &File, device: &LoopDevice, file: &Path, size: u64) -> Result<()
         system_error(text, error)
     };
     // 1. The kernel ignores a size in a reply to GETATTR while writes complete. It takes the one in a reply to SETATTR.
-    let sized = OpenOptions::new().write(true).open(file).and_then(|file| file.set_len(size));
-    sized.map_err(|error| failed(&error))?;
+    set_len(file, size).map_err(|error| failed(&error))?;
     // 2. This notifies the users of the device.
     loop_device::set_capacity(opened.as_fd()).map_err(|error| failed(&error))?;
     let found = super::size(device.number);
