@@ -348,8 +348,8 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
     }
 }
 
-/// Changes the size of a file that this process serves, in another process: the kernel waits there for writes of the file that are in
-/// flight, and a process that is killed while it waits for itself does not end. That one ends when the next process serves the file.
+/// Changes the size of a file that this process serves, in another process. A process that is killed while one of its threads has read
+/// its own request, and has not replied, waits for that reply and does not end. The other process ends when the next one serves the file.
 fn set_len(file: &Path, size: u64) -> io::Result<()> {
     let mut tool = process::Command::new("truncate");
     tool.args(["--no-create", &format!("--size={size}"), "--"]).arg(file);
