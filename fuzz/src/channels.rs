@@ -173,7 +173,7 @@ fn answer_recall(server: &mut Server<CrashMemory>, taken: &mut Vec<Request>, cho
     for request in &*taken {
         let _ = server.is_given_up(request.id);
     }
-    if server.is_recalled() {
+    if server.take_recall() {
         taken.drain(..usize::from(choice) % (taken.len() + 1)).for_each(|one| server.send_back(one));
     }
 }

@@ -406,10 +406,10 @@ impl<M: Pmem> Server<M> {
         self.store_completion(sequence, status, data_crc);
     }
 
-    /// Whether the client has asked for the requests of which nothing was done yet, since the last call: they are to be
+    /// Whether the client has asked, since the last call, for the requests of which nothing was done yet: they are to be
     /// [sent back](Self::send_back). True once all that it had submitted before was handed out, and all changes that a former process has
     /// left are complete: those may have been executed.
-    pub fn is_recalled(&mut self) -> bool {
+    pub fn take_recall(&mut self) -> bool {
         let is_settled = MutationPoint::ChannelRecallSettled.holds(self.is_settled());
         let Some(session) = self.serving.as_mut().filter(|_| is_settled) else { return false };
         session.recalled.take_if(|submissions| *submissions <= session.taken).is_some()

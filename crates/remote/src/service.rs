@@ -295,7 +295,7 @@ impl<M: Pmem> Serving<M> {
 
     /// Sends back what the client asks for.
     fn send_back(&mut self) {
-        if self.server.is_recalled() {
+        if self.server.take_recall() {
             let mut returned = Vec::new();
             let Self { server, queue, is_exclusive, .. } = self;
             let is_given_up = |request| server.is_given_up(request);

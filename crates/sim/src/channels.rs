@@ -18,9 +18,9 @@ mod server;
 mod truth;
 
 use crate::baton::{self, together};
-use crate::explorer::{Tally, play_histories};
+use crate::explorer::{Tally, play_counted};
 use crate::hosts::{HostMemory, Medium};
-use crate::random::{Seeded, mix};
+use crate::random::Seeded;
 use cbd_channel::Areas;
 use cbd_format::ChannelShape;
 use cbd_types::{BootId, Geometry, Operation, Pmem};
@@ -68,14 +68,10 @@ pub const GEOMETRY: Geometry = Geometry {
 /// Plays the histories of one seed; with `only`, only the one with that number.
 #[must_use]
 pub fn explore(seed: u64, only: Option<u64>) -> Tally {
-    play_histories(NAME, BATCH, seed, only, |number, tally| {
+    play_counted(NAME, BATCH, seed, only, |seed| {
         let truth = Mutex::new(Truth::default());
-        let outcome = play(mix(seed ^ mix(number)), &truth);
-        for (what, count) in &truth.lock().counts {
-            tally.fault(what, *count);
-        }
-        tally.state("history");
-        outcome
+        let outcome = play(seed, &truth);
+        (outcome, truth.into_inner().counts)
     })
 }
 

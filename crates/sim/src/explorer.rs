@@ -25,7 +25,7 @@ use crate::world::{Happened, World};
 use check::Recovered;
 pub(crate) use check::{Beside, Expected};
 use fates::Fate;
-pub(crate) use histories::play_histories;
+pub(crate) use histories::{play_counted, play_histories};
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

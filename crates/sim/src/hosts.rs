@@ -15,8 +15,8 @@ mod memory;
 
 use crate::baton::{self, TurnLock, together};
 use crate::crash::until_crash;
-use crate::explorer::{Tally, play_histories};
-use crate::random::{Seeded, mix};
+use crate::explorer::{Tally, play_counted};
+use crate::random::Seeded;
 use cbd_engine::{Environment, Host, Member, Members};
 use cbd_format::{Layout, Object, shared::Decided};
 use cbd_types::{Error, ErrorKind, HostId, Region, Result};
@@ -124,14 +124,10 @@ impl Truth {
 /// Plays the histories of one seed; with `only`, only the one with that number.
 #[must_use]
 pub fn explore(seed: u64, only: Option<u64>) -> Tally {
-    play_histories(NAME, BATCH, seed, only, |number, tally| {
+    play_counted(NAME, BATCH, seed, only, |seed| {
         let truth = Mutex::new(Truth::default());
-        let outcome = play(mix(seed ^ mix(number)), &truth);
-        for (what, count) in &truth.lock().counts {
-            tally.fault(what, *count);
-        }
-        tally.state("history");
-        outcome
+        let outcome = play(seed, &truth);
+        (outcome, truth.into_inner().counts)
     })
 }
 
@@ -385,6 +381,6 @@ impl Process<'_> {
     }
 }
 
-fn must<T>(result: Result<T>) -> T {
+pub(crate) fn must<T>(result: Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }

@@ -11,9 +11,9 @@
 
 use crate::baton::together;
 use crate::crash::until_crash;
-use crate::explorer::{Tally, play_histories};
-use crate::hosts::{HostEnvironment, HostMemory, Medium, text_of};
-use crate::random::{Seeded, mix};
+use crate::explorer::{Tally, play_counted};
+use crate::hosts::{HostEnvironment, HostMemory, Medium, must, text_of};
+use crate::random::Seeded;
 use cbd_engine::{
     BackendSpec, FormatOptions, MoveAnswer, MoveOffer, MoveRefusal, MoveState, Settings, Transport,
 };
@@ -65,14 +65,10 @@ impl Truth {
 /// Plays the histories of one seed; with `only`, only the one with that number.
 #[must_use]
 pub fn explore(seed: u64, only: Option<u64>) -> Tally {
-    play_histories(NAME, BATCH, seed, only, |number, tally| {
+    play_counted(NAME, BATCH, seed, only, |seed| {
         let truth = Mutex::new(Truth::default());
-        let outcome = play(mix(seed ^ mix(number)), &truth);
-        for (what, count) in &truth.lock().counts {
-            tally.fault(what, *count);
-        }
-        tally.state("history");
-        outcome
+        let outcome = play(seed, &truth);
+        (outcome, truth.into_inner().counts)
     })
 }
 
@@ -368,8 +364,4 @@ impl Process<'_> {
     fn expect_kinds(&self, error: &Error, kinds: &[ErrorKind]) {
         assert!(kinds.contains(&error.kind()), "host {}: {error}", self.name.0);
     }
-}
-
-fn must<T>(result: Result<T>) -> T {
-    result.unwrap_or_else(|error| panic!("{error}"))
 }

@@ -131,7 +131,10 @@ impl Manager {
         let run = match begun.and_then(|()| self.begin_backend_move(handle.id, id, &host)) {
             Ok(run) => run,
             Err(error) => {
-                log_failed(handle.id, id, &host, &error);
+                if number.is_some() {
+                    // The user of the other host is told to look at the log.
+                    log_failed(handle.id, id, &host, &error);
+                }
                 return Err(error);
             }
         };
@@ -471,7 +474,9 @@ impl Move<'_> {
         // What cannot be read now is looked at again.
         let is_there = || transport.is_taken_over(self.id).unwrap_or(false);
         let is_on = || !matches!(transport.has_owner(self.id, self.to), Ok(false));
-        let is_moved_on = || !is_on() && self.handle.host_with(self.id).is_ok();
+        let is_elsewhere =
+            || matches!(transport.has_backend(self.id), Ok(true)) || self.handle.host_with(self.id).is_ok();
+        let is_moved_on = || !is_on() && is_elsewhere();
         let is_gone = || self.has_left(self.to) || !(is_on() || is_moved_on());
         let answer = || transport.answer_to_move(self.to, self.number);
         let is_known = || is_there() && matches!(answer(), Some(MoveAnswer::Served | MoveAnswer::Refused(_)));

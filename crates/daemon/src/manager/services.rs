@@ -10,7 +10,6 @@
 //! Elsewhere: the thread (`cbd-remote`), the areas (`cbd-engine`, `transport/channels.rs`), the other side (`remote_blkdevs`).
 
 use super::backend::BackendSlot;
-use super::backend::unknown;
 use super::slots::{TakenSlot, TransportHandle};
 use super::tasks::poll_until;
 use super::transport::{running, running_mut};
@@ -183,51 +182,45 @@ impl Manager {
         }
     }
 
-    /// The block devices of other hosts on a backend that are not served, each with whether its host has followed the backend here.
-    fn unserved(&self, handle: &TransportHandle, id: BackendId) -> Result<Vec<bool>> {
-        let mut rows = handle.transport.remote_blkdevs_of_others()?;
+    /// The block devices of other hosts on a backend that are not served. None if that cannot be known at this moment.
+    fn unserved(&self, handle: &TransportHandle, id: BackendId) -> Option<Vec<RemoteBlkdev>> {
+        let mut rows = handle.transport.remote_blkdevs_of_others().ok()?;
         let tables = self.tables.lock();
-        let slot = running(&tables, handle.id)?.backends.get(&id).ok_or_else(|| unknown(id))?;
-        if slot.work.is_some() {
-            // What it serves is not known.
-            return Ok(vec![false]);
-        }
+        let slot = running(&tables, handle.id).ok()?.backends.get(&id).filter(|slot| slot.work.is_none())?;
         if slot.stopping || slot.run.is_none() {
-            return Ok(Vec::new());
+            return Some(Vec::new());
         }
         let is_served = |row: &RemoteBlkdev| {
             let service = slot.services.get(&row.entry.id);
             service.is_some_and(|service| is_of(&service.served, row))
         };
         rows.retain(|row| row.entry.backend == id && !is_served(row));
-        Ok(rows.iter().map(|row| row.owner == handle.host).collect())
+        Some(rows)
     }
 
     /// Whether the block devices of other hosts on a backend are served. Begins that for hosts that have followed the backend here.
     pub(super) fn serves_all(&self, handle: &TransportHandle, id: BackendId) -> bool {
-        let is_all = |unserved: Result<Vec<bool>>| unserved.is_ok_and(|unserved| unserved.is_empty());
+        let is_all = |unserved: Option<Vec<RemoteBlkdev>>| unserved.is_some_and(|rows| rows.is_empty());
         let unserved = self.unserved(handle, id);
-        if unserved.as_ref().is_ok_and(|unserved| unserved.contains(&true)) {
+        if unserved.iter().flatten().any(|row| row.owner == handle.host) {
             self.serve_backend(handle.id, id);
             return is_all(self.unserved(handle, id));
         }
         is_all(unserved)
     }
 
-    /// Waits until the block devices of other hosts are served: requests that wait for that do not complete.
+    /// Waits until the block devices of other hosts are served: requests that wait for that do not complete. The host of one that has not
+    /// followed the backend here gives no sign of life, or is late: it has no requests here.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if one of a host that has followed the backend here is not served in time.
     pub(super) fn wait_for_services(&self, handle: &TransportHandle, id: BackendId) -> Result<()> {
-        if poll_until(Instant::now() + SERVED_LIMIT, || self.serves_all(handle, id)) {
-            return Ok(());
-        }
-        if !self.unserved(handle, id)?.contains(&true) {
-            // The host of the others gives no sign of life, or is late: it has no requests here.
-            return Ok(());
-        }
+        let is_late = !poll_until(Instant::now() + SERVED_LIMIT, || self.serves_all(handle, id));
+        let unserved = if is_late { self.unserved(handle, id) } else { None };
+        let Some(row) = unserved.iter().flatten().find(|row| row.owner == handle.host) else { return Ok(()) };
+        let (blkdev, host) = (row.entry.id, handle.host_name(row.entry.host));
         let text = format!(
-            "a block device of another host on backend {id} is not served yet, the log says why: move the backend after that"
+            "block device {blkdev} of host {host} on backend {id} is not served yet, the log says why: move the backend after that"
         );
         Err(Error::new(ErrorKind::Busy, text))
     }

@@ -1,16 +1,13 @@
 //! Two daemons whose hosts share a region.
 
 use crate::fixture::{Fixture, MIB, Running, refused};
+use crate::played::Played;
 use cbd_daemon::api::{
     ClearHost, HostInfo, RegisterTransport, StartBackend, StopBackend, TransportRegistered,
 };
 use cbd_daemon::control::{Control, Flow};
-use cbd_engine::{BackendEntry, BackendSpec, Settings};
-use cbd_pmem::{Mapping, OpenOptions};
-use cbd_runtime::ProcessEnvironment;
-use cbd_types::{ErrorKind, Region, Result};
+use cbd_types::{ErrorKind, Result};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The region of both daemons.
@@ -21,7 +18,7 @@ impl Shared {
         Self(tempfile::Builder::new().prefix("cbd-hosts-").tempdir_in("/dev/shm").unwrap())
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.0.path().join("region")
     }
 
@@ -228,24 +225,9 @@ fn only_memory_that_keeps_every_store_is_shared() {
 
 /// Begins to cache the disk of the first backend of another host, as a process does that did not see that.
 fn start_unseen(shared: &Shared, host: &str) {
-    let options = OpenOptions { with_hosts: true, ..OpenOptions::default() };
-    let region = Region::new(Mapping::open(shared.path(), &options).unwrap());
-    let joined = cbd_runtime::hosts::join(Arc::new(ProcessEnvironment::new()), region, host).unwrap();
-    let transport = &joined.transport;
-    let BackendEntry { path, identity, size, sector, .. } = transport.backends_of_others().unwrap().remove(0);
-    let spec = BackendSpec {
-        host: transport.members().unwrap().1.id,
-        path,
-        identity,
-        size,
-        sector,
-        cache_bytes: Some(8 * MIB),
-        lanes_max: 1,
-        handlers: 1,
-        data_crc: true,
-        settings: Settings::default(),
-    };
-    transport.create_backend(&spec).unwrap();
+    let played = Played::join(shared, host);
+    let entry = played.transport().backends_of_others().unwrap().remove(0);
+    played.create_backend(&entry, 8 * MIB).unwrap();
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod modes;
 mod names;
 mod other_machines;
 mod pins;
+mod played;
 mod quarantined;
 mod reconnecting_clients;
 mod refusals;

@@ -112,6 +112,10 @@ impl RequestQueue for FullQueue {
         }));
     }
 
+    fn take_back(&mut self, _: TakeBack<'_>, returned: &mut Vec<Request>) {
+        returned.append(&mut self.0);
+    }
+
     fn parked(&self) -> usize {
         self.0.len()
     }
@@ -155,4 +159,36 @@ fn requests_that_wait_for_space_are_given_up_when_their_client_has_left() {
         assert_eq!(serving.server.in_flight(), 0, "closes: {closes}");
         assert_eq!(serving.queue.begun(), 0);
     }
+}
+
+#[test]
+fn what_was_sent_back_keeps_no_other_queue_waiting() {
+    let memory = Arc::new(Mapping::anonymous(AREA).expect("memory"));
+    let device = MemoryDevice::new(memory, 512).expect("a device");
+    let (mut serving, mut client, _wake) = serving_of(&Full(device.geometry()));
+    serving.changes.settle(serving.blkdev);
+    let queue = device.open_queue().expect("a queue");
+    let mut local = SharedQueue::new(queue, Arc::clone(&serving.changes), None).expect("a queue");
+    let write = |id| {
+        let (range, buffer) = (ByteRange::at(0, 512), AlignedBuffer::zeroed(512));
+        Request::unmarked(id, Operation::Write, range, false, buffer)
+    };
+    let (mut requests, mut done) = (Vec::new(), Vec::new());
+    client.poll(&mut done);
+    client.submit(write(1), &mut done);
+    serving.server.poll(&mut requests).expect("memory");
+    serving.execute(&mut requests, &mut done);
+    local.submit(write(2), &mut done);
+    assert_eq!(
+        (serving.server.in_flight(), local.parked(), done.len()),
+        (1, 1, 0),
+        "it waits for the first one"
+    );
+    client.give_up(|_| true, &mut done);
+    serving.server.look_closely();
+    serving.server.poll(&mut requests).expect("memory");
+    serving.send_back();
+    assert_eq!((serving.server.in_flight(), serving.queue.begun()), (0, 0));
+    local.poll(&mut done);
+    assert_eq!(done.iter().map(|done| (done.id, done.result.is_ok())).collect::<Vec<_>>(), [(2, true)]);
 }

@@ -20,6 +20,8 @@ const WRITES: u64 = 100;
 struct Full {
     device: Arc<dyn BlockDevice>,
     is_full: Arc<AtomicBool>,
+    /// Its disk has a part of each request.
+    has_part: Arc<AtomicBool>,
 }
 
 impl BlockDevice for Full {
@@ -29,13 +31,14 @@ impl BlockDevice for Full {
 
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
         let (queue, is_full) = (self.device.open_queue()?, Arc::clone(&self.is_full));
-        Ok(Box::new(FullQueue { queue, is_full, waiting: Vec::new() }))
+        Ok(Box::new(FullQueue { queue, is_full, has_part: Arc::clone(&self.has_part), waiting: Vec::new() }))
     }
 }
 
 struct FullQueue {
     queue: Box<dyn RequestQueue>,
     is_full: Arc<AtomicBool>,
+    has_part: Arc<AtomicBool>,
     waiting: Vec<Request>,
 }
 
@@ -61,6 +64,9 @@ impl RequestQueue for FullQueue {
 
     /// Every second request counts as one that has begun.
     fn take_back(&mut self, which: TakeBack<'_>, returned: &mut Vec<Request>) {
+        if self.has_part.load(Ordering::Relaxed) {
+            return;
+        }
         let has_begun = |request: &Request| !(request.range.start / BLOCK).is_multiple_of(2);
         returned.extend(
             self.waiting
@@ -74,9 +80,13 @@ impl RequestQueue for FullQueue {
 }
 
 fn full() -> (Rig, Arc<AtomicBool>) {
+    full_with(Arc::default())
+}
+
+fn full_with(has_part: Arc<AtomicBool>) -> (Rig, Arc<AtomicBool>) {
     let mut rig = Rig::new();
     let is_full = Arc::new(AtomicBool::new(true));
-    rig.device = Arc::new(Full { device: Arc::clone(&rig.device), is_full: Arc::clone(&is_full) });
+    rig.device = Arc::new(Full { device: Arc::clone(&rig.device), is_full: Arc::clone(&is_full), has_part });
     (rig, is_full)
 }
 
@@ -156,4 +166,24 @@ fn writes_that_wait_for_space_are_given_up_with_their_client() {
             assert_eq!(read(&mut *other, block * BLOCK, BLOCK as usize)[..], [0; BLOCK as usize]);
         }
     }
+}
+
+#[test]
+fn what_could_not_be_given_up_at_once_is_asked_for_again() {
+    let has_part = Arc::new(AtomicBool::new(true));
+    let (rig, _is_full) = full_with(Arc::clone(&has_part));
+    let (_service, device) = (rig.serve(), rig.open(LIMIT).expect("a device"));
+    let mut queue = device.open_queue().expect("a queue");
+    for block in 0..5 {
+        assert!(write(&mut *queue, block * BLOCK, 1, BLOCK as usize).is_empty());
+    }
+    let mut done = Vec::new();
+    queue.give_up(&mut done);
+    std::thread::sleep(Duration::from_millis(300));
+    queue.poll(&mut done);
+    assert_eq!((done.len(), queue.changes()), (0, 5), "the disk has a part of each");
+    has_part.store(false, Ordering::Relaxed);
+    let done = wait_for(&mut *queue, 5);
+    assert!(done.iter().all(|done| done.result.is_err()));
+    assert_eq!(queue.changes(), 0);
 }

@@ -139,7 +139,7 @@ impl Serving<'_> {
 
     /// Sends back what a client asks for.
     fn send_back(&mut self, channel: usize) {
-        if !self.servers[channel].is_recalled() {
+        if !self.servers[channel].take_recall() {
             return;
         }
         let is_of = |taken: &mut Taken| taken.channel == channel;

@@ -1,7 +1,9 @@
 //! Worlds of which whole histories are checked, not crash states: a batch of histories for each seed.
 
 use super::{Finding, Tally};
+use crate::random::mix;
 use crate::watchdog::Watchdog;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The longest time of a batch.
@@ -26,4 +28,20 @@ pub(crate) fn play_histories(
         }
     }
     tally
+}
+
+/// As [`play_histories`], for worlds that count what has happened: `play` gets the seed of a history, and returns the counts, too.
+pub(crate) fn play_counted(
+    world: &str,
+    batch: u64,
+    seed: u64,
+    only: Option<u64>,
+    play: impl Fn(u64) -> (Result<(), String>, BTreeMap<&'static str, u64>),
+) -> Tally {
+    play_histories(world, batch, seed, only, |number, tally| {
+        let (outcome, counts) = play(mix(seed ^ mix(number)));
+        counts.iter().for_each(|(what, count)| tally.fault(what, *count));
+        tally.state("history");
+        outcome
+    })
 }

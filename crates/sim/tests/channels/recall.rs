@@ -17,10 +17,10 @@ fn answer(rig: &mut Rig) -> Vec<u64> {
     for _ in 0..100 {
         rig.server.poll(&mut rig.taken).expect("there is memory");
     }
-    if !rig.server.is_recalled() {
+    if !rig.server.take_recall() {
         return Vec::new();
     }
-    assert!(!rig.server.is_recalled(), "it was asked once");
+    assert!(!rig.server.take_recall(), "it was asked once");
     let taken = std::mem::take(&mut rig.taken);
     let returned = taken.iter().map(|request| request.range.start / BLOCK).collect();
     taken.into_iter().for_each(|request| rig.server.send_back(request));
@@ -187,7 +187,7 @@ fn a_recall_is_answered_when_all_that_was_submitted_before_it_was_taken() {
     for _ in 0..100 {
         rig.server.poll(&mut rig.taken).expect("there is memory");
     }
-    assert!(!rig.server.is_recalled(), "the number in the header is of the former session");
+    assert!(!rig.server.take_recall(), "the number in the header is of the former session");
     rig.poll();
     assert_eq!(answer(&mut rig), [5]);
 }

@@ -121,7 +121,7 @@ impl Manager {
             }
         }
         // This host takes part in no other move until it has said that it serves this backend.
-        let _arriving = is_target.then(|| self.arriving.lock());
+        let arriving = is_target.then(|| self.arriving.lock());
         // Before requests continue: the other host hands nothing over from then on. Looked at last: an offer ends after the backend
         // was handed over.
         let ended = handle.transport.end_answer(offer.number);
@@ -134,9 +134,10 @@ impl Manager {
             Ok(false) if is_target => {
                 if let Some(is_served) = self.take_over(handle, offer.backend) {
                     say_served(handle, offer.backend, offer.number, is_served);
-                    self.wait_for_followers(handle, offer.backend);
                     // Until the former host has seen that.
                     poll_until(Instant::now() + SEEN, || false);
+                    drop(arriving);
+                    self.wait_for_followers(handle, offer.backend);
                 }
             }
             Ok(false) => self.follow_backend(handle, offer.backend),
@@ -157,18 +158,20 @@ impl Manager {
             let is_offered =
                 || handle.transport.move_of(offer.from).is_some_and(|now| now.number == offer.number);
             poll_until(end, || is_free() || !is_offered());
-            let arriving = self.arriving.lock();
+            // A disk that hangs while it is opened keeps no other move waiting for long.
+            let _arriving = self.arriving.try_lock_until(end);
             if is_free() || Instant::now() >= end || !is_offered() {
                 return accept(handle, offer);
             }
-            drop(arriving);
         }
     }
 
     /// Holds the requests of this host on the backend, and says so.
     fn hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) {
+        // Before clients wait, and again: another backend may arrive meanwhile.
+        drop(self.arriving.try_lock_for(ANSWER_LIMIT));
         let held = self.try_hold_for(handle, offer);
-        let _arriving = self.arriving.lock();
+        let _arriving = self.arriving.try_lock_for(ANSWER_LIMIT);
         let held =
             held.and_then(|()| handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Held));
         if let Err(error) = held {

@@ -47,6 +47,7 @@ fn refused(host: &str, path: &str, why: MoveRefusal) -> Error {
 }
 
 impl Move<'_> {
+    /// Waits until the other host has accepted the backend.
     pub(super) fn wait_for_acceptance(&self) -> Result<()> {
         let transport = &self.handle.transport;
         let answer =

@@ -4,6 +4,7 @@ mod ahead;
 mod around;
 mod figures;
 mod integrity;
+mod returned;
 mod route;
 mod verify;
 
@@ -15,7 +16,7 @@ use cbd_engine::{
     BackendSpec, BackgroundWorker, BypassReason, FormatOptions, LogEntry, Settings, Step, Transport, TwoSlots,
 };
 use cbd_format::{LaneMark, RecordKind, StateShape};
-use cbd_types::{BackendId, Class, LaneId, Region, TakeBack};
+use cbd_types::{BackendId, Class, LaneId, Region};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
@@ -452,43 +453,6 @@ fn what_the_disk_does_not_have_is_given_up_when_the_client_is_gone() {
     assert_eq!(rig.completed(), [78, id].map(|id| (id, Some(ErrorKind::Stopped))));
     assert_eq!(rig.queue.parked(), 0);
     assert!(!rig.cache.status().writers_waiting, "no client waits for space any more");
-}
-
-/// Nothing that has begun.
-fn none() -> TakeBack<'static> {
-    TakeBack { begun_writes: false, is_given_up: &|_| false }
-}
-
-#[test]
-fn requests_of_which_nothing_was_done_are_returned() {
-    let mut rig = rig();
-    let id = rig.fill_up();
-    rig.submit(read(5, 0, BLOCK));
-    // The first of its lanes has space.
-    rig.submit(request(Operation::WriteZeroes, 0, DEVICE, false));
-    rig.submit(request(Operation::WriteZeroes, CHUNK, BLOCK, false));
-    rig.plug(write(78, 0, BLOCK, 5));
-    let mut returned = Vec::new();
-    rig.queue.take_back(none(), &mut returned);
-    let returned: Vec<_> = returned.into_iter().map(|request| (request.id, request.range.start)).collect();
-    assert_eq!((returned.len(), returned[0], returned[1].0), (3, (78, 0), id), "{returned:?}");
-    assert_eq!(returned[2].1, CHUNK);
-    assert_eq!(rig.queue.changes(), 1, "what was done in part stays");
-    let mut zeroes = Vec::new();
-    rig.queue.take_back(TakeBack { begun_writes: true, ..none() }, &mut zeroes);
-    assert!(zeroes.is_empty(), "zeroes keep their progress");
-    assert!(rig.cache.status().writers_waiting);
-    let mut returned = Vec::new();
-    let given_up = TakeBack { begun_writes: false, is_given_up: &|id| id == 9 };
-    rig.queue.take_back(given_up, &mut returned);
-    assert_eq!((returned.len(), returned[0].id, rig.queue.changes()), (1, 9, 0));
-    assert!(!rig.cache.status().writers_waiting, "no client waits for space any more");
-    rig.make_room();
-    assert_eq!(
-        rig.poll().into_iter().map(|(done, _)| done).collect::<Vec<_>>(),
-        [5],
-        "they do not happen later"
-    );
 }
 
 #[test]

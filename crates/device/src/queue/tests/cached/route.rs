@@ -1,6 +1,7 @@
 //! A route that changes under open queues.
 
 use super::*;
+use cbd_types::TakeBack;
 
 /// A second queue of the rig's device.
 fn second(rig: &Rig) -> Queue<Still, Disk> {

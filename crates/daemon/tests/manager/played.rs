@@ -1,0 +1,167 @@
+//! Moves of backends in which the test plays one of the hosts by the engine alone: it says and does what a daemon does at other moments,
+//! or not at all.
+
+use crate::fixture::{MIB, refused};
+use crate::hosts::{Host, Shared, wait_until};
+use cbd_daemon::api::{Done, MoveBackend, StartBackend, StartBlkdev};
+use cbd_daemon::control::{Control, Flow};
+use cbd_engine::{
+    BackendEntry, BackendSpec, BlkdevSpec, MoveAnswer, MoveOffer, MoveState, RemoteState, Settings, Transport,
+};
+use cbd_pmem::{Mapping, OpenOptions};
+use cbd_runtime::ProcessEnvironment;
+use cbd_runtime::region::OpenTransport;
+use cbd_types::{BackendId, Epoch, ErrorKind, HostId, Region, Result};
+use std::sync::Arc;
+
+/// A host without a daemon, which gives signs of life.
+pub(crate) struct Played(OpenTransport);
+
+impl Played {
+    pub(crate) fn join(shared: &Shared, name: &str) -> Self {
+        let options = OpenOptions { with_hosts: true, ..OpenOptions::default() };
+        let region = Region::new(Mapping::open(shared.path(), &options).unwrap());
+        let joined = cbd_runtime::hosts::join(Arc::new(ProcessEnvironment::new()), region, name).unwrap();
+        let played = Self(joined);
+        played.transport().register_host(name, None).unwrap();
+        played
+    }
+
+    pub(crate) fn transport(&self) -> &Transport<ProcessEnvironment> {
+        &self.0.transport
+    }
+
+    pub(crate) fn host(&self) -> HostId {
+        self.transport().members().unwrap().1.id
+    }
+
+    /// A backend of this host with a cache of so many bytes.
+    pub(crate) fn create_backend(&self, of: &BackendEntry, cache_bytes: u64) -> Result<BackendId> {
+        self.transport().create_backend(&BackendSpec {
+            host: self.host(),
+            path: of.path.clone(),
+            identity: of.identity.clone(),
+            size: of.size,
+            sector: of.sector,
+            cache_bytes: Some(cache_bytes),
+            lanes_max: 1,
+            handlers: 1,
+            data_crc: true,
+            settings: Settings::default(),
+        })
+    }
+
+    /// Waits until the first host offers a backend and is in this state.
+    fn offer(&self, state: MoveState) -> MoveOffer {
+        let find = || self.transport().move_of(HostId(0)).filter(|offer| offer.state == state);
+        wait_until("it is offered", || find().is_some());
+        find().unwrap()
+    }
+
+    fn hold(&self) -> MoveOffer {
+        let offer = self.offer(MoveState::Hold);
+        self.transport().answer_move(offer.backend, offer.number, MoveAnswer::Held).unwrap();
+        offer
+    }
+
+    /// Gets a backend, which it does not serve yet.
+    fn receive(&self) -> MoveOffer {
+        let offer = self.offer(MoveState::Offered);
+        let entry = self.transport().offered_backend(&offer).unwrap();
+        self.transport().accept_move(&offer, &entry.path, &entry.identity).unwrap();
+        self.hold();
+        let id = offer.backend;
+        wait_until("it is this host's", || self.transport().has_backend(id).unwrap());
+        wait_until("its space is free", || self.transport().is_released_by_others(id));
+        self.transport().end_answer(offer.number).unwrap();
+        self.transport().incoming_backends(&|_| true).unwrap();
+        offer
+    }
+
+    fn take_over(&self, offer: &MoveOffer) -> BackendEntry {
+        self.transport().take_over_backend(offer.backend, Epoch(7), &|_| 1, true).unwrap()
+    }
+}
+
+/// Starts a backend with a cache and without a block device; returns its number.
+fn start(host: &Host, disk: &str) -> u32 {
+    let disk = host.fixture.disk(disk, 8 * MIB);
+    let request = StartBackend { start_dev: false, export: None, ..host.fixture.backend(&disk) };
+    host.daemon.start_backend(0, &request).unwrap().backend_id
+}
+
+fn move_to(host: &Host, backend: u32, to: &str) -> Result<Done> {
+    let request = MoveBackend { to: to.into(), timeout_s: None };
+    host.daemon.move_backend(0, backend, &request, &mut |_| Flow::Continue)
+}
+
+#[test]
+fn a_move_has_succeeded_when_the_other_host_says_that_it_serves_the_backend() {
+    let shared = Shared::new();
+    let a = Host::join(&shared, "a", true);
+    let c = Played::join(&shared, "c");
+    let a = &a;
+    let [silent, small, gone] = ["silent", "small", "gone"].map(|disk| start(a, disk));
+    std::thread::scope(|scope| {
+        let moving = |backend| scope.spawn(move || move_to(a, backend, "c"));
+        let moved = moving(small);
+        let offer = c.receive();
+        // Most of the space is another backend's by now.
+        let other = a_disk(&c);
+        let sizes = (1..60).rev().map(|size| size * MIB);
+        sizes.map(|size| c.create_backend(&other, size)).find(Result::is_ok).unwrap().unwrap();
+        let taken_over = c.take_over(&offer);
+        assert!(!moved.is_finished(), "it is not known whether it is served");
+        c.transport().answer_move(offer.backend, offer.number, MoveAnswer::Served).unwrap();
+        let done = moved.join().unwrap().unwrap();
+        let lost = format!("its cache has {} segments instead of 64", taken_over.cache_segments);
+        assert!(done.warnings.iter().any(|warning| warning.contains(&lost)), "{done:?}");
+
+        let moved = moving(silent);
+        let offer = c.receive();
+        c.take_over(&offer);
+        refused(
+            moved.join().unwrap(),
+            ErrorKind::TimedOut,
+            "host c has backend 0 now, and does not serve it yet",
+        );
+
+        let moved = moving(gone);
+        c.receive();
+        let (members, member) = c.transport().members().unwrap();
+        members.leave(member).unwrap();
+        refused(moved.join().unwrap(), ErrorKind::TimedOut, "host c was cleared before it served backend 2");
+    });
+}
+
+/// What is stored of a disk that does not exist.
+fn a_disk(host: &Played) -> BackendEntry {
+    let entry = host.transport().backends_of_others().unwrap().remove(0);
+    BackendEntry { path: "/nowhere".into(), identity: String::new(), ..entry }
+}
+
+#[test]
+fn a_block_device_of_a_host_that_has_not_followed_its_backend_is_the_only_one_all_the_same() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    let c = Played::join(&shared, "c");
+    let backend = BackendId(start(&a, "disk"));
+    let spec = BlkdevSpec { backend, host: c.host(), export: "nbd".into(), shared: false };
+    c.transport().create_remote_blkdev(&spec, None).unwrap();
+    let offer = std::thread::scope(|scope| {
+        let moved = scope.spawn(|| move_to(&a, backend.0, "b"));
+        let offer = c.hold();
+        moved.join().unwrap().unwrap();
+        offer
+    });
+    let request = StartBlkdev { backend: 0, export: Some(b.fixture.export()), ..StartBlkdev::default() };
+    for shared in [false, true] {
+        let started = b.daemon.start_blkdev(0, &StartBlkdev { shared, ..request.clone() });
+        refused(started, ErrorKind::Busy, "stands on backend 0");
+    }
+    c.transport().end_answer(offer.number).unwrap();
+    c.transport().settle_blkdevs(None).unwrap();
+    let row = c.transport().remote_blkdevs().remove(0);
+    let is_served = || matches!(c.transport().server_area(&row, None), Ok(RemoteState::Served(_)));
+    wait_until("it is served on the new host", is_served);
+}
