@@ -60,7 +60,7 @@ names! {
     BackendMoving = "backend.moving",
     /// A backend was moved to another host.
     BackendMoved = "backend.moved",
-    /// A backend was not moved to another host: it is served where it was.
+    /// A backend was not moved to another host: it is served where it was, or is gone with that host.
     BackendMoveFailed = "backend.move.failed",
     /// A backend was removed: its disk is a plain disk again.
     BackendRemoved = "backend.removed",
