@@ -68,6 +68,11 @@ fn reads_and_flushes_of_another_host_do_not_wait_for_space_and_a_client_that_bre
         reader.flush().expect("all that is complete is durable");
     }
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    until("the status says where to look", || {
+        let status = b.ok(&["status"]);
+        status.contains("requests have waited for host a for ")
+            && status.contains("it is alive: its status says why")
+    });
 
     // The same client comes back, and reads what was there before its writes.
     drop(writer);

@@ -402,6 +402,7 @@ fn commands_show_and_change_a_block_device_on_another_host() {
         for part in ["requests have waited for host a for ", "1 in flight, none has completed for "] {
             assert!(status.contains(part), "{part} is missing: {status}");
         }
+        until("the status says that a is away", || b.ok(&["status"]).contains("it gives no sign of life"));
         a.start();
         waits.join().expect("it ends").expect("it did not fail");
     });

@@ -145,7 +145,7 @@ pub fn run(flags: &Flags) -> Result<bool, Problem> {
     let hinted: Vec<Killer> =
         wanted.iter().filter_map(|mutant| known.killer(&mutant.name)).cloned().collect();
     let needs_all = flags.thorough || flags.learn || hinted.len() < wanted.len();
-    suite.check_without_mutant((!needs_all).then_some(hinted.as_slice())).map_err(Problem::Failed)?;
+    suite.check_without_mutant(&hinted, needs_all).map_err(Problem::Failed)?;
     let verdicts = check_all(&suite, &known, flags, wanted);
     if flags.learn {
         let learned = verdicts.iter().filter_map(|(mutant, verdict)| match verdict {

@@ -143,8 +143,12 @@ pub struct Manager {
     scrubs: Scrubs,
     recorder: Mutex<Recorder>,
     moving: Mutex<moves::MovingBackends>,
-    /// Held while this host takes a backend over, and when it says that it takes part in a move.
-    arriving: Mutex<()>,
+    /// Held while this host says something of a move, for as long as the other host needs to see it. Never held while a disk is used.
+    answering: Mutex<()>,
+    /// For each transport the number of the move whose backend this host takes over, and since when.
+    arriving: Mutex<BTreeMap<u32, (u64, Instant)>>,
+    /// The number of the last move that this host asked for and wants no more.
+    cancelled_move: Mutex<Option<u64>>,
     /// Why block devices could not follow a backend that had moved, the last time.
     follow_error: Mutex<Option<String>>,
     /// The number of the last move that this host has refused, and why.
@@ -237,7 +241,9 @@ impl Manager {
             scrubs: Scrubs::default(),
             recorder: Mutex::default(),
             moving: Mutex::default(),
+            answering: Mutex::default(),
             arriving: Mutex::default(),
+            cancelled_move: Mutex::default(),
             follow_error: Mutex::default(),
             refused_move: Mutex::default(),
         })

@@ -9,6 +9,7 @@
 //! Elsewhere: the other hosts' part (`joining`), what is stored (`cbd-engine`, `transport/moves.rs`), requests that are held
 //! (`cbd-remote`, `SwitchDevice`).
 
+mod arriving;
 mod joining;
 mod offers;
 mod others;
@@ -140,7 +141,12 @@ impl Manager {
         };
         let event = EventName::BackendMoving.name();
         tracing::info!(transport = handle.id, backend = id.0, event, host, "is being moved to host {host}");
-        let offered = handle.transport.offer_move(id, to, number);
+        let is_wished = number.is_none_or(|number| handle.transport.is_wished(to, number));
+        let offered = if is_wished {
+            handle.transport.offer_move(id, to, number)
+        } else {
+            Err(Error::new(ErrorKind::Stopped, format!("host {host} does not ask for it any more")))
+        };
         let result = offered.and_then(|own| {
             let moving = Move { manager: self, handle: handle.clone(), id, to, number: own, timeout };
             let moved = moving.run(run, report);

@@ -85,20 +85,26 @@ impl RemoteSlot {
     /// The row of `dev-list`.
     pub fn info(&self, handle: &TransportHandle) -> BlkdevInfo {
         let host = handle.host_name(self.row.owner);
-        let mut info = self.info_of_host(&host);
+        let mut info = self.info_of_host(handle);
         let of_host = format!("on backend {} of host {host}", self.row.entry.backend);
         info.note = Some(info.note.map_or_else(|| of_host.clone(), |note| format!("{of_host}; {note}")));
         info
     }
 
     /// The same without a note of the host that has the backend.
-    fn info_of_host(&self, host: &str) -> BlkdevInfo {
+    fn info_of_host(&self, handle: &TransportHandle) -> BlkdevInfo {
         let mut info = self.blkdev.info(self.row.entry.id);
         info.alive &= !self.device.as_ref().is_some_and(|device| device.is_ended());
         // What else says that they are held says for how long.
         let is_said = self.device.is_none() && self.blkdev.error.is_none() && self.blkdev.is_held();
         if let Some(waiting) = self.waits_too_long().filter(|_| !is_said) {
-            let text = format!("requests have waited for host {host} for {} s", waiting.as_secs());
+            let host = handle.host_name(self.row.owner);
+            let why = if self.is_owner_alive(handle) {
+                "it is alive: its status says why"
+            } else {
+                "it gives no sign of life"
+            };
+            let text = format!("requests have waited for host {host} for {} s: {why}", waiting.as_secs());
             info.error = Some(info.error.map_or_else(|| text.clone(), |error| format!("{error}; {text}")));
         }
         info
@@ -109,10 +115,15 @@ impl RemoteSlot {
         self.waiting().filter(|waiting| *waiting > SHOWN_WAIT)
     }
 
+    fn is_owner_alive(&self, handle: &TransportHandle) -> bool {
+        let is_it = |host: &HostInfo| host.host_id == self.row.owner.0 && host.alive;
+        handle.hosts().is_ok_and(|hosts| hosts.iter().any(is_it))
+    }
+
     fn status(&self, handle: &TransportHandle) -> RemoteBlkdevStatus {
         let device = self.device.as_ref();
         let backend_host = handle.host_name(self.row.owner);
-        let mut info = self.info_of_host(&backend_host);
+        let mut info = self.info_of_host(handle);
         info.operations = device.map(|device| remote_operations(device)).unwrap_or_default();
         let waiting = self.waiting().unwrap_or_default();
         let held = self.held_requests().map_or(0, |(count, _)| count);
@@ -129,12 +140,9 @@ impl RemoteSlot {
 
     /// The sample of its requests, for the log.
     fn observed(&self, handle: &TransportHandle, path: &str) -> Observed {
-        let waiting = self.waits_too_long().map(|age| {
-            let owner = self.row.owner;
-            let is_it = |host: &HostInfo| host.host_id == owner.0 && host.alive;
-            let is_alive = handle.hosts().is_ok_and(|hosts| hosts.iter().any(is_it));
-            (age, handle.host_name(owner), is_alive)
-        });
+        let waiting = self
+            .waits_too_long()
+            .map(|age| (age, handle.host_name(self.row.owner), self.is_owner_alive(handle)));
         let (id, backend) = (self.row.entry.id, self.row.entry.backend);
         conditions::of_remote_blkdev((handle.id, path), id, backend, waiting)
     }

@@ -88,6 +88,13 @@ fn comparable(handle: &TransportHandle) -> Result<Vec<BackendEntry>> {
     Ok(others)
 }
 
+/// Whether two hosts cache one disk, or overlapping parts of one. A disk without marks looks like any other one at its place on another
+/// machine; of two hosts on one machine the lock of the disk refuses the second one.
+fn is_known_as_same(own: &Identity, other: &Identity) -> bool {
+    let is_same = own.same_disk(other).is_ok() || own.overlaps(other);
+    is_same && !own.is_weak() && !other.is_weak()
+}
+
 impl TransportHandle {
     /// Refuses a backend whose disk another host caches as well: both began at the same moment. Called once the row of the backend is
     /// stored, so that at least the later one of two hosts sees the other one's.
@@ -98,7 +105,7 @@ impl TransportHandle {
         let Ok(identity) = Identity::parse(&own.identity) else { return Ok(()) };
         let is_same = |other: &&BackendEntry| {
             let found = Identity::parse(&other.identity);
-            other.uuid != own.uuid && found.is_ok_and(|found| identity.same_disk(&found).is_ok())
+            other.uuid != own.uuid && found.is_ok_and(|found| is_known_as_same(&identity, &found))
         };
         let others = comparable(self)?;
         let Some(other) = others.iter().find(is_same) else { return Ok(()) };
@@ -485,5 +492,31 @@ impl Manager {
             None => None,
         };
         Ok(BackendStarted { backend_id: id.0, blkdev, warnings })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_disks_with_marks_are_known_as_the_same_on_two_machines() {
+        let of = |token: &str| Identity::parse(token).unwrap();
+        let unmarked = of("block;size=1048576;boot=one;place=pci-1");
+        let marked = of("block;size=1048576;serial=S1;boot=two;place=pci-1");
+        let same = of("block;size=1048576;serial=S1;boot=one;place=pci-9");
+        let part = of("block;size=524288;serial=S1;boot=one;slice=1@0");
+        let behind = of("block;size=524288;serial=S1;boot=two;slice=2@1024");
+        assert!(unmarked.is_weak() && !marked.is_weak());
+        for (one, another, is_same) in [
+            (&unmarked, &marked, false),
+            (&unmarked, &unmarked, false),
+            (&marked, &same, true),
+            (&marked, &part, true),
+            (&part, &behind, false),
+        ] {
+            assert_eq!(is_known_as_same(one, another), is_same, "{one:?} {another:?}");
+            assert_eq!(is_known_as_same(another, one), is_same, "{another:?} {one:?}");
+        }
     }
 }

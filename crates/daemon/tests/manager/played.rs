@@ -3,7 +3,7 @@
 
 use crate::fixture::{MIB, refused};
 use crate::hosts::{Host, Shared, wait_until};
-use cbd_daemon::api::{Done, MoveBackend, StartBackend, StartBlkdev};
+use cbd_daemon::api::{Done, MoveBackend, StartBackend, StartBlkdev, StopBackend};
 use cbd_daemon::control::{Control, Flow};
 use cbd_engine::{
     BackendEntry, BackendSpec, BlkdevSpec, MoveAnswer, MoveOffer, MoveState, RemoteState, Settings, Transport,
@@ -13,6 +13,7 @@ use cbd_runtime::ProcessEnvironment;
 use cbd_runtime::region::OpenTransport;
 use cbd_types::{BackendId, Epoch, ErrorKind, HostId, Region, Result};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A host without a daemon, which gives signs of life.
 pub(crate) struct Played(OpenTransport);
@@ -134,6 +135,50 @@ fn a_move_has_succeeded_when_the_other_host_says_that_it_serves_the_backend() {
     });
 }
 
+#[test]
+fn a_host_that_takes_a_backend_over_takes_part_in_no_other_move_until_it_has_said_that_it_serves_it() {
+    let shared = Shared::new();
+    let b = Host::join(&shared, "b", true);
+    let (c, d) = (Played::join(&shared, "c"), Played::join(&shared, "d"));
+    let here = HostId(0);
+    let [first, second] = [(&c, "first"), (&d, "second")].map(|(host, disk)| {
+        let id = start(&b, disk);
+        let entries = host.transport().backends_of_others().unwrap();
+        let entry = entries.into_iter().find(|entry| entry.host == here).unwrap();
+        b.daemon.stop_backend(0, id, &StopBackend::default(), &mut |_| Flow::Continue).unwrap();
+        host.create_backend(&entry, 16 * MIB).unwrap()
+    });
+    // What c frees does not suffice for a cache of the same size and its spare segments: b waits for more.
+    let other = BackendEntry {
+        path: "/nowhere".into(),
+        identity: String::new(),
+        ..c.transport().backends_of_others().unwrap().remove(0)
+    };
+    let fill = |segments| d.create_backend(&other, segments * MIB / 4);
+    assert!((1..240).rev().map(fill).any(|created| created.is_ok()), "the rest of the region is used");
+
+    let number = c.transport().offer_move(first, here, None).unwrap();
+    let answer = || c.transport().answer_to_move(here, number);
+    wait_until("it is accepted", || answer() == Some(MoveAnswer::Accepted));
+    c.transport().hold_for_move(number).unwrap();
+    wait_until("its requests are held", || answer() == Some(MoveAnswer::Held));
+    c.transport().hand_over_backend(first, here, number).unwrap();
+    c.transport().end_move(number, false).unwrap();
+    let other = d.transport().offer_move(second, here, None).unwrap();
+    wait_until("it says that it serves the first one", || {
+        // In this order: the answer to the second one follows the answer to the first one.
+        let accepted = d.transport().answer_to_move(here, other);
+        let now = answer();
+        assert!(matches!(now, Some(MoveAnswer::Held | MoveAnswer::Served)), "{now:?}");
+        assert_eq!(accepted, None);
+        now == Some(MoveAnswer::Served)
+    });
+    wait_until("the second one is accepted", || {
+        d.transport().answer_to_move(here, other) == Some(MoveAnswer::Accepted)
+    });
+    d.transport().end_move(other, false).unwrap();
+}
+
 /// What is stored of a disk that does not exist.
 fn a_disk(host: &Played) -> BackendEntry {
     let entry = host.transport().backends_of_others().unwrap().remove(0);
@@ -160,6 +205,19 @@ fn a_block_device_of_a_host_that_has_not_followed_its_backend_is_the_only_one_al
         refused(started, ErrorKind::Busy, "stands on backend 0");
     }
     c.transport().end_answer(offer.number).unwrap();
+
+    // While b waits for that host before a move, the one that has asked for the move wants it no more.
+    let number = c.transport().new_move_number();
+    c.transport().answer_move(backend, number, MoveAnswer::Wanted).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    c.transport().end_answer(number).unwrap();
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        let offer = c.transport().move_of(HostId(1)).filter(|offer| offer.number == number);
+        assert_eq!(offer, None, "it is not wished any more");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+
     c.transport().settle_blkdevs(None).unwrap();
     let row = c.transport().remote_blkdevs().remove(0);
     let is_served = || matches!(c.transport().server_area(&row, None), Ok(RemoteState::Served(_)));

@@ -161,11 +161,20 @@ impl<E: Environment> Transport<E> {
         })
     }
 
-    /// Tells the host `wish.to` that it does not get what it asked for.
+    /// Whether a host still asks for what it wished: it has neither got an offer nor ended the wish.
+    #[must_use]
+    pub fn is_wished(&self, to: HostId, number: u64) -> bool {
+        self.answer_to_move(to, number) == Some(MoveAnswer::Wanted)
+    }
+
+    /// Tells the host `wish.to` that it does not get what it asked for, if it still asks for it.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while this host offers a backend; errors of storing.
     pub fn refuse_wish(&self, wish: &MoveWish) -> Result<()> {
+        if !self.is_wished(wish.to, wish.number) {
+            return Ok(());
+        }
         self.offer_move(wish.backend, wish.to, Some(wish.number))
             .and_then(|number| self.end_move(number, true))
     }
@@ -272,11 +281,12 @@ impl<E: Environment> Transport<E> {
         Some((header.answer_number.get(), backend)).filter(|(other, _)| *other != number)
     }
 
-    /// The number of the move in which this host takes part, or took part last.
+    /// The number of the last move of which this host said something; `None` while it says something of one.
     #[must_use]
-    pub fn last_answered(&self) -> u64 {
-        let header = self.members().and_then(|(members, member)| members.area_header(member.id));
-        header.map_or(0, |header| header.answer_number.get())
+    pub fn ended_answer(&self) -> Option<u64> {
+        let (members, member) = self.members()?;
+        let header = members.area_header(member.id).filter(|header| header.answer.get() == 0)?;
+        Some(header.answer_number.get()).filter(|number| *number != 0)
     }
 
     /// The backend of the move in which this host takes part.

@@ -8,17 +8,13 @@
 use super::{ANSWER_LIMIT, HOLD_LIMIT, Moving, START_LIMIT};
 use crate::api::{Done, Progress};
 use crate::control::{Flow, Report};
-use crate::events::EventName;
-use crate::manager::backend::BackendSlot;
-use crate::manager::beneath::forget;
 use crate::manager::remote_blkdevs::{RemoteSlot, TakenRemote};
 use crate::manager::slots::TransportHandle;
-use crate::manager::tasks::{Stage, poll_until};
-use crate::manager::transport::{running, running_mut};
-use crate::manager::{Manager, stopping};
+use crate::manager::tasks::poll_until;
+use crate::manager::transport::running;
+use crate::manager::Manager;
 use cbd_backing::{Identity, check_writable, identity_of};
 use cbd_engine::{BackendEntry, MoveAnswer, MoveOffer, MoveRefusal, MoveState};
-use cbd_runtime::disk::lanes_max;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
 use std::cell::Cell;
 use std::path::Path;
@@ -28,14 +24,8 @@ use std::time::{Duration, Instant};
 
 /// Looks one after the other without the offer after which it has ended.
 const MISSES: u32 = 3;
-/// How long a backend that was moved here waits for the space that it had.
-const SPACE_LIMIT: Duration = Duration::from_secs(2);
 /// How long a host that is asked for a backend may take to begin: it looks each second, and waits for its services before.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
-/// How long other hosts may take to follow a backend that was moved here. One that comes later is served by a later pass.
-const FOLLOW_LIMIT: Duration = Duration::from_secs(3);
-/// Time after which another host that waits has seen what this one says.
-const SEEN: Duration = Duration::from_millis(100);
 /// How long a host that was asked for a backend may show neither its move nor its end.
 const ENDED_LIMIT: Duration = Duration::from_secs(2);
 /// How long this host looks at a move at a time, to see whether the daemon stops.
@@ -61,24 +51,7 @@ impl Manager {
                 drop(working);
             });
         }
-        let answered = handle.transport.answered_backend();
-        let is_offered = |id| offers.iter().any(|offer| offer.backend == id && offer.to == handle.host);
-        let is_answered = |id: BackendId| answered == Some(id) || is_offered(id);
-        for (id, _) in handle.transport.incoming_backends(&is_answered).unwrap_or_default() {
-            // After a restart, or where it has failed before.
-            let Some(working) = self.begin_moving(handle.id, id) else { continue };
-            let handle = handle.clone();
-            self.spawn_retry(move |manager| {
-                let _working = working;
-                if let Ok(_work) = manager.begin_work()
-                    && let Some(is_served) = manager.take_over(&handle, id)
-                    && handle.transport.answered_backend().is_none()
-                {
-                    // The last move was that one: a former process took part in it.
-                    say_served(&handle, id, handle.transport.last_answered(), is_served);
-                }
-            });
-        }
+        self.begin_arrivals(handle, &offers);
     }
 
     /// The block devices of this host on a backend of another one.
@@ -100,6 +73,7 @@ impl Manager {
                 "this host cannot have backend {backend} of host {host}: {error}"
             );
             *self.refused_move.lock() = Some((offer.number, error.line()));
+            let _answering = self.answering.lock();
             drop(handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why)));
         }
         let (is_held, missed) = (Cell::new(false), Cell::new(0_u32));
@@ -120,8 +94,11 @@ impl Manager {
                 return;
             }
         }
-        // This host takes part in no other move until it has said that it serves this backend.
-        let arriving = is_target.then(|| self.arriving.lock());
+        let is_handed_over = || matches!(handle.transport.has_owner(offer.backend, offer.from), Ok(false));
+        if is_target && is_handed_over() {
+            // It takes part in no other move until it has said that it serves this backend.
+            return self.arrive(handle, offer.backend, Some(offer.number));
+        }
         // Before requests continue: the other host hands nothing over from then on. Looked at last: an offer ends after the backend
         // was handed over.
         let ended = handle.transport.end_answer(offer.number);
@@ -131,15 +108,7 @@ impl Manager {
         match handle.transport.has_owner(offer.backend, offer.from) {
             Ok(true) if ended.is_ok() => self.resume_remotes(handle, offer.backend),
             Ok(true) => {}
-            Ok(false) if is_target => {
-                if let Some(is_served) = self.take_over(handle, offer.backend) {
-                    say_served(handle, offer.backend, offer.number, is_served);
-                    // Until the former host has seen that.
-                    poll_until(Instant::now() + SEEN, || false);
-                    drop(arriving);
-                    self.wait_for_followers(handle, offer.backend);
-                }
-            }
+            Ok(false) if is_target => self.arrive(handle, offer.backend, Some(offer.number)),
             Ok(false) => self.follow_backend(handle, offer.backend),
             // The region fails: requests wait.
             Err(error) => tracing::error!(transport = handle.id, backend = offer.backend.0, "{error}"),
@@ -153,25 +122,45 @@ impl Manager {
         offer: &MoveOffer,
     ) -> std::result::Result<(), (MoveRefusal, Error)> {
         let end = Instant::now() + ANSWER_LIMIT;
+        let other = |error: Error| (MoveRefusal::Other, error);
+        // A disk may hang while it is looked at: this host takes part in other moves meanwhile.
+        let entry = find_disk(handle, offer)?;
         loop {
-            let is_free = || handle.transport.other_part_of(handle.host, offer.number).is_none();
             let is_offered =
                 || handle.transport.move_of(offer.from).is_some_and(|now| now.number == offer.number);
-            poll_until(end, || is_free() || !is_offered());
-            // A disk that hangs while it is opened keeps no other move waiting for long.
-            let _arriving = self.arriving.try_lock_until(end);
-            if is_free() || Instant::now() >= end || !is_offered() {
-                return accept(handle, offer);
+            poll_until(end, || is_free(handle, offer) || !is_offered());
+            let _answering = self.answering.lock();
+            self.refuse_cancelled(offer.number).map_err(other)?;
+            match handle.transport.accept_move(offer, &entry.path, &entry.identity) {
+                // It was not free any more.
+                Err(error) if error.kind() == ErrorKind::Busy && is_offered() && Instant::now() < end => {}
+                accepted => return accepted.map_err(other),
             }
         }
     }
 
+    /// Refuses a move that a command of this host has asked for, and wants no more.
+    fn refuse_cancelled(&self, number: u64) -> Result<()> {
+        if *self.cancelled_move.lock() == Some(number) {
+            let text = "the command that asked for it on this host has ended";
+            return Err(Error::new(ErrorKind::Stopped, text));
+        }
+        Ok(())
+    }
+
     /// Holds the requests of this host on the backend, and says so.
     fn hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) {
-        // Before clients wait, and again: another backend may arrive meanwhile.
-        drop(self.arriving.try_lock_for(ANSWER_LIMIT));
+        let is_asked = || {
+            let now = handle.transport.move_of(offer.from).filter(|now| now.number == offer.number);
+            now.is_some_and(|now| now.state == MoveState::Hold)
+        };
+        // Before clients wait. The other host sees that this one takes part in another move, and ends its own.
+        poll_until(Instant::now() + ANSWER_LIMIT, || is_free(handle, offer) || !is_asked());
+        if !is_asked() {
+            return;
+        }
         let held = self.try_hold_for(handle, offer);
-        let _arriving = self.arriving.try_lock_for(ANSWER_LIMIT);
+        let _answering = self.answering.lock();
         let held =
             held.and_then(|()| handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Held));
         if let Err(error) = held {
@@ -184,11 +173,14 @@ impl Manager {
     }
 
     fn try_hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) -> Result<()> {
+        let is_cancelled =
+            self.refuse_cancelled(offer.number).map_err(|error| (MoveRefusal::Other, error));
         if offer.to == handle.host
-            && let Err((why, error)) = find_disk(handle, offer)
+            && let Err((why, error)) = is_cancelled.and_then(|()| find_disk(handle, offer))
         {
             // It was there when this host accepted.
             *self.refused_move.lock() = Some((offer.number, error.line()));
+            let _answering = self.answering.lock();
             handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why))?;
             return Err(error);
         }
@@ -292,7 +284,7 @@ impl Manager {
 
     /// Takes all block devices of this host on a backend of another one, and ends their sessions: a row is changed only while none of them
     /// uses its area.
-    fn close_channels(&self, handle: &TransportHandle, backend: BackendId) -> Result<Vec<TakenRemote>> {
+    pub(super) fn close_channels(&self, handle: &TransportHandle, backend: BackendId) -> Result<Vec<TakenRemote>> {
         let mut all = Vec::new();
         for id in self.remotes_on(handle.id, backend) {
             match self.take_remote(handle.id, id) {
@@ -305,117 +297,6 @@ impl Manager {
         }
         all.iter_mut().for_each(|taken| taken.slot.close_channel());
         Ok(all)
-    }
-
-    /// Starts a backend that was moved to this host, with this host's block devices on it. Whether it is served; `None` if it is not
-    /// this host's yet.
-    fn take_over(&self, handle: &TransportHandle, id: BackendId) -> Option<bool> {
-        self.try_take_over(handle, id).unwrap_or_else(|error| {
-            let (transport, backend) = (handle.id, id.0);
-            tracing::error!(
-                transport,
-                backend,
-                "backend {id}, which was moved to this host, is not taken over: {error}"
-            );
-            None
-        })
-    }
-
-    /// Serves the block devices of other hosts on a backend that was moved here as soon as they have followed it.
-    fn wait_for_followers(&self, handle: &TransportHandle, id: BackendId) {
-        poll_until(Instant::now() + FOLLOW_LIMIT, || self.serves_all(handle, id));
-    }
-
-    fn try_take_over(&self, handle: &TransportHandle, id: BackendId) -> Result<Option<bool>> {
-        let incoming = handle.transport.incoming_backends(&|_| true)?;
-        let Some((_, uuid)) = incoming.into_iter().find(|(incoming, _)| *incoming == id) else {
-            return Ok(None);
-        };
-        let blkdevs = self.close_channels(handle, id)?;
-        let entry = match self.take_over_row(handle, id, &uuid) {
-            Ok(entry) => entry,
-            Err(error) => {
-                blkdevs.into_iter().for_each(|taken| self.put_remote_back(taken));
-                return Err(error);
-            }
-        };
-        // What this machine knows of the disk is of a time before the backend was on another host.
-        forget(&self.fixed, &entry);
-        let mut slot = BackendSlot::new(entry);
-        for mut taken in blkdevs {
-            let entry = handle.transport.blkdevs().into_iter().find(|entry| entry.id == taken.id);
-            if let Some(entry) = entry {
-                let mut blkdev = taken.slot.take_blkdev();
-                blkdev.entry = entry;
-                slot.blkdevs.insert(taken.id, blkdev);
-            }
-            self.remove_remote(taken);
-        }
-        let opening = self.opening.read();
-        let started = slot.start(&self.fixed, handle);
-        if started.is_ok() {
-            handle.open_exports(&self.fixed, &mut slot);
-        }
-        drop(opening);
-        let (event, path) = (EventName::BackendStarted.name(), slot.path.clone());
-        match &started {
-            Ok(()) => {
-                let cache = slot.entry.cache_segments;
-                tracing::info!(
-                    transport = handle.id,
-                    backend = id.0,
-                    event,
-                    path,
-                    "moved to this host, with a cache of {cache} segments: {path}"
-                );
-            }
-            Err(error) => tracing::error!(transport = handle.id, backend = id.0, "{error}"),
-        }
-        let mut tables = self.tables.lock();
-        match running_mut(&mut tables, handle.id) {
-            Ok(running) => drop(running.backends.insert(id, slot)),
-            Err(_) => {
-                drop(tables);
-                slot.end(handle.id, id, &Stage::nowhere());
-                return Err(stopping());
-            }
-        }
-        drop(tables);
-        self.refresh_tables_copy(handle);
-        // The other hosts' requests wait for it.
-        self.serve_backend(handle.id, id);
-        Ok(Some(started.is_ok()))
-    }
-
-    /// Makes the row of a backend that was moved to this host an active one, with a cache, and this host's block devices on it local.
-    fn take_over_row(
-        &self,
-        handle: &TransportHandle,
-        id: BackendId,
-        uuid: &[u8; 16],
-    ) -> Result<BackendEntry> {
-        // The former host frees its segments right after it has handed the backend over.
-        let is_free = || handle.transport.is_released_by_others(id);
-        poll_until(Instant::now() + LOOK, is_free);
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        let lanes = |segments| lanes_max(u64::from(segments), processors);
-        let after = self.last_drained(handle, uuid);
-        let end = Instant::now() + SPACE_LIMIT;
-        let (entry, is_less) = loop {
-            let accepts_less = Instant::now() >= end;
-            match handle.transport.take_over_backend(id, after, &lanes, accepts_less) {
-                Err(error) if error.kind() == ErrorKind::NoSpace && !accepts_less => {}
-                taken_over => break (taken_over?, accepts_less),
-            }
-            self.slot_returned.wait_for(&mut self.tables.lock(), Duration::from_millis(20));
-        };
-        if is_less {
-            let (transport, segments) = (handle.id, entry.cache_segments);
-            let text = format!("there is less space than its cache had: it has {segments} segments now");
-            tracing::warn!(transport, backend = id.0, "{text}");
-        }
-        handle.transport.settle_blkdevs(Some(id))?;
-        Ok(entry)
     }
 
     /// Asks the host that has a backend for it, and waits until it is here.
@@ -441,7 +322,10 @@ impl Manager {
         if let Some(busy) = busy() {
             return Err(busy);
         }
-        handle.transport.answer_move(id, number, MoveAnswer::Wanted)?;
+        {
+            let _answering = self.answering.lock();
+            handle.transport.answer_move(id, number, MoveAnswer::Wanted)?;
+        }
         let asked = Instant::now();
         let mut begun = None;
         let result = loop {
@@ -480,6 +364,7 @@ impl Manager {
             }
             let limit = begun.map_or(asked + BEGIN_LIMIT, |last| last + START_LIMIT);
             if Instant::now() > limit {
+                *self.cancelled_move.lock() = Some(number);
                 let text =
                     format!("host {host} does not answer; see whether it is alive (host-list), and its log");
                 break Err(busy().unwrap_or_else(|| Error::new(ErrorKind::TimedOut, text)));
@@ -487,6 +372,11 @@ impl Manager {
             let elapsed_ms = u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX);
             let progress = Progress { backend_id: id.0, elapsed_ms, ..Progress::default() };
             if report(progress) == Flow::Cancel && begun.is_none() {
+                *self.cancelled_move.lock() = Some(number);
+                // This host refuses it from now on; one that has begun meanwhile may be done.
+                if handle.transport.move_of(from).is_some_and(|now| now.number == number) {
+                    continue;
+                }
                 break Err(Error::new(ErrorKind::Stopped, "cancelled; nothing was moved"));
             }
             self.slot_returned.wait_for(&mut self.tables.lock(), Duration::from_millis(100));
@@ -507,24 +397,9 @@ fn without_result(host: &str, id: BackendId) -> Error {
     Error::new(ErrorKind::Stopped, text)
 }
 
-/// Says to the host that had a backend whether this one serves it.
-fn say_served(handle: &TransportHandle, id: BackendId, number: u64, is_served: bool) {
-    let answer = if is_served { MoveAnswer::Served } else { MoveAnswer::Refused(MoveRefusal::Other) };
-    if let Err(error) = handle.transport.answer_move(id, number, answer) {
-        let (transport, backend) = (handle.id, id.0);
-        tracing::warn!(
-            transport,
-            backend,
-            "the former host is not told that backend {backend} has arrived: {error}"
-        );
-    }
-}
-
-/// Accepts a backend whose disk this host reaches.
-fn accept(handle: &TransportHandle, offer: &MoveOffer) -> std::result::Result<(), (MoveRefusal, Error)> {
-    let entry = find_disk(handle, offer)?;
-    let accepted = handle.transport.accept_move(offer, &entry.path, &entry.identity);
-    accepted.map_err(|error| (MoveRefusal::Other, error))
+/// Whether this host takes part in no other move.
+fn is_free(handle: &TransportHandle, offer: &MoveOffer) -> bool {
+    handle.transport.other_part_of(handle.host, offer.number).is_none()
 }
 
 /// Refuses a backend whose disk this host does not reach.
