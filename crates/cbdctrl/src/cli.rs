@@ -145,8 +145,8 @@ pub enum Command {
         /// The backing device: a block device or a file; its data is kept
         #[arg(short, long, value_name = "DISK")]
         path: PathBuf,
-        /// Size of the cache, e.g. 4G; 0 or none: no cache; MIN..MAX, e.g. 2G..16G: at least 2G, and up to 16G of the
-        /// space that it shares with other such caches, by their loads
+        /// Size of the cache, e.g. 4G; with 0, or without this option, there is no cache; MIN..MAX, e.g. 2G..16G: at
+        /// least 2G, and up to 16G of the space that it shares with other such caches, by their loads
         #[arg(short, long, value_parser = parse_cache_size, value_name = "SIZE")]
         cache_size: Option<CacheSize>,
         /// With MIN..MAX: how much a hit of this cache counts among them [default: 1]

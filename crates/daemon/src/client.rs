@@ -377,7 +377,9 @@ impl Body<'_> {
         loop {
             let Some(frame) = self.incoming.frame().await else { return Ok(false) };
             let frame = frame.map_err(|error| {
-                Error::new(ErrorKind::Stopped, "the daemon ended within its answer").caused_by(error)
+                let text = "the daemon ended within its answer: whether the command has succeeded the status shows once the daemon is \
+                            back";
+                Error::new(ErrorKind::Stopped, text).caused_by(error)
             })?;
             self.last_received.set(Instant::now());
             if let Ok(data) = frame.into_data() {

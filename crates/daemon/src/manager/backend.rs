@@ -10,7 +10,7 @@ use super::down;
 use super::figures::SharedTrend;
 use super::probe::{Probes, StartTime, answers};
 use super::retry::Retry;
-use super::services::ServedSlot;
+use super::services::{ServedSlot, ServiceError};
 use super::slots::{SlotWork, TakenSlot, TransportHandle};
 use super::status::state;
 use super::tasks::Stage;
@@ -65,7 +65,7 @@ pub(super) struct BackendSlot {
     /// The requests in flight of its block devices on all hosts, as far as those share it.
     pub changes: Arc<Changes>,
     /// Why that is not served.
-    pub service_error: Option<String>,
+    pub service_error: Option<ServiceError>,
     /// How the footprint of its disk is left when it ends; none before it was up.
     pub trace: Option<DiskTrace>,
     /// The threads that did not end when its block devices were closed by force, and what they wait for; they may still
@@ -283,7 +283,7 @@ impl Running {
     /// wait for a disk that is in use; `time` bounds the wait for all file systems and disks that do not respond.
     pub(super) fn restore_backends(&mut self, fixed: &Fixed, transport: u32, time: &mut StartTime) {
         let handle = self.handle(transport);
-        handle.settle_blkdevs();
+        self.former_part = handle.settle_blkdevs();
         let (entries, damaged) = handle.entries();
         for reason in &damaged {
             tracing::error!(transport, "{reason}");

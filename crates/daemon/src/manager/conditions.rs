@@ -500,24 +500,36 @@ pub(super) fn of_hosts(transport: u32, path: &str, hosts: &[SeenHost]) -> Observ
     Observed { transport, backend: None, topic, path: path.to_owned(), fault, is_present: true, count: None }
 }
 
-/// The sample of a block device on a backend of another host: for how long its requests have waited for that host, its name, and whether
-/// it is alive.
+/// Why requests wait for another host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum HostWait {
+    /// It gives no sign of life.
+    Away,
+    /// It lives.
+    Alive,
+    /// Requests are held until a host serves the backend, which is being moved, or was.
+    Held,
+}
+
+/// The sample of a block device on a backend of another host: for how long its requests have waited for that host, its name, and why.
 pub(super) fn of_remote_blkdev(
     (transport, path): (u32, &str),
     id: BlkdevId,
     backend: BackendId,
-    waiting: Option<(Duration, String, bool)>,
+    waiting: Option<(Duration, String, HostWait)>,
 ) -> Observed {
-    let fault = waiting.map(|(age, host, is_alive)| {
-        let why = if is_alive {
-            "that host is alive: its status says why, as a full cache or a disk that is slow or fails"
-        } else {
-            "that host gives no sign of life; none fails, and they go on when it is back"
+    let fault = waiting.map(|(age, host, wait)| {
+        let why = match wait {
+            HostWait::Alive => {
+                "that host is alive: its status says why, as a full cache or a disk that is slow or fails"
+            }
+            HostWait::Away => "that host gives no sign of life; none fails, and they go on when it is back",
+            HostWait::Held => "they are held until a host serves the backend, which is moved",
         };
         let text = format!(
             "requests to block device {id} have waited for host {host}, which has its backend {backend}; {why}"
         );
-        Fault { key: format!("{host} {is_alive}"), text, age }
+        Fault { key: format!("{host} {wait:?}"), text, age }
     });
     let (topic, backend) = (Topic::RemoteBlkdev, Some(backend));
     Observed { transport, backend, topic, path: path.to_owned(), fault, is_present: true, count: None }

@@ -142,17 +142,7 @@ pub struct Manager {
     sharing: Sharing,
     scrubs: Scrubs,
     recorder: Mutex<Recorder>,
-    moving: Mutex<moves::MovingBackends>,
-    /// Held while this host says something of a move, for as long as the other host needs to see it. Never held while a disk is used.
-    answering: Mutex<()>,
-    /// For each transport the number of the move whose backend this host takes over, and since when.
-    arriving: Mutex<BTreeMap<u32, (u64, Instant)>>,
-    /// The number of the last move that this host asked for and wants no more.
-    cancelled_move: Mutex<Option<u64>>,
-    /// Why block devices could not follow a backend that had moved, the last time.
-    follow_error: Mutex<Option<String>>,
-    /// The number of the last move that this host has refused, and why.
-    refused_move: Mutex<Option<(u64, String)>>,
+    moves: moves::Moves,
 }
 
 /// The thread that logs recovery points and errors, and retries backends that are not up.
@@ -240,12 +230,7 @@ impl Manager {
             sharing: Sharing::default(),
             scrubs: Scrubs::default(),
             recorder: Mutex::default(),
-            moving: Mutex::default(),
-            answering: Mutex::default(),
-            arriving: Mutex::default(),
-            cancelled_move: Mutex::default(),
-            follow_error: Mutex::default(),
-            refused_move: Mutex::default(),
+            moves: moves::Moves::default(),
         })
     }
 

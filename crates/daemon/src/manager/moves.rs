@@ -10,6 +10,7 @@
 //! (`cbd-remote`, `SwitchDevice`).
 
 mod arriving;
+mod fetching;
 mod joining;
 mod offers;
 mod others;
@@ -28,7 +29,8 @@ use crate::events::EventName;
 use cbd_engine::{MoveAnswer, MoveState};
 use cbd_runtime::{DrainRequest, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
-use std::collections::BTreeSet;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -47,6 +49,25 @@ const HELD_FOR: Duration = Duration::from_millis(500);
 const DRAINS: u32 = 8;
 /// Dirty bytes that are little: what the last drain writes while requests are held.
 const FEW_BYTES: u64 = 16 << 20;
+
+/// What this host does for moves.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    /// The backends on whose moves a thread works.
+    moving: Mutex<BTreeSet<(u32, BackendId)>>,
+    /// Held while this host says something of a move, for as long as the other host needs to see it. Never held while a disk is used.
+    answering: Mutex<()>,
+    /// For each transport the number of the move whose backend this host takes over, and since when.
+    arriving: Mutex<BTreeMap<u32, (u64, Instant)>>,
+    /// Held by a command that asks another host for a backend.
+    fetching: Mutex<()>,
+    /// The number of the last move that this host asked for and wants no more.
+    cancelled: Mutex<Option<u64>>,
+    /// Why block devices could not follow a backend that had moved, the last time.
+    follow_error: Mutex<Option<String>>,
+    /// The number of the last move that this host has refused, and why.
+    refused: Mutex<Option<(u64, String)>>,
+}
 
 /// A move to another host that is in progress.
 struct Move<'a> {
@@ -210,7 +231,7 @@ impl Manager {
     /// Ends work on moves that this daemon, or a former process of it, has begun, and begins what other hosts ask for.
     pub(super) fn follow_moves(self: &Arc<Self>) {
         for handle in self.shared_handles().into_iter().filter(|handle| !handle.is_lost()) {
-            if self.moving.lock().iter().all(|(transport, _)| *transport != handle.id) {
+            if self.moves.moving.lock().iter().all(|(transport, _)| *transport != handle.id) {
                 self.end_former_move(&handle);
             }
             self.begin_wished(&handle);
@@ -242,8 +263,8 @@ impl Manager {
     fn begin_wished(self: &Arc<Self>, handle: &TransportHandle) {
         let own = handle.transport.own_move();
         for wish in handle.transport.move_wishes().unwrap_or_default() {
-            if own.is_some_and(|own| own.number == wish.number) {
-                // It has been answered.
+            // It has been answered, or is begun when the move that this host offers has ended.
+            if own.is_some_and(|own| own.number == wish.number || own.state != MoveState::Refused) {
                 continue;
             }
             let Some(working) = self.begin_moving(handle.id, wish.backend) else { continue };
@@ -273,15 +294,13 @@ impl Manager {
 
     /// Notes that a thread works on the move of a backend; none if one does already.
     fn begin_moving(self: &Arc<Self>, transport: u32, id: BackendId) -> Option<Moving> {
-        self.moving
+        self.moves
+            .moving
             .lock()
             .insert((transport, id))
             .then(|| Moving { manager: Arc::clone(self), of: (transport, id) })
     }
 }
-
-/// The backends on whose moves a thread works.
-pub(super) type MovingBackends = BTreeSet<(u32, BackendId)>;
 
 /// One of them.
 struct Moving {
@@ -291,7 +310,7 @@ struct Moving {
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        self.manager.moving.lock().remove(&self.of);
+        self.manager.moves.moving.lock().remove(&self.of);
     }
 }
 
@@ -301,11 +320,15 @@ impl Move<'_> {
         let mut done = Done { warnings: check_file(id, &run)?.into_iter().collect(), ..Done::default() };
         self.wait_for_acceptance()?;
         // While clients go on, so that the pause is short.
+        let mut left = u64::MAX;
         for _ in 0..DRAINS {
             done.written_bytes += self.drain(&run, report)?;
-            if run.cache().is_none_or(|cache| cache.dirty_bytes() <= FEW_BYTES) {
+            let dirty = run.cache().map_or(0, |cache| cache.dirty_bytes());
+            // Where clients write as fast as the disk does, another round leaves as much.
+            if dirty <= FEW_BYTES || dirty > left / 4 * 3 {
                 break;
             }
+            left = dirty;
         }
         let hosts = self.other_hosts()?;
         self.refuse_dead(&hosts)?;

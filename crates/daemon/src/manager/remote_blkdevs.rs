@@ -11,15 +11,13 @@ mod moved;
 mod watch;
 
 use super::blkdev::{BlkdevSlot, blkdev_identity, export_device, name_while_closed, unknown};
-use super::conditions::{self, Observed};
+use super::conditions::{HostWait, Observed};
 use super::figures::remote_operations;
 use super::slots::TransportHandle;
 use super::tasks::{Stage, Task, poll_until};
 use super::transport::{Running, running, running_mut};
 use super::{Fixed, Manager, stopping};
-use crate::api::{
-    BlkdevClass, BlkdevInfo, BlkdevStopped, HostInfo, RemoteBlkdevStatus, StartBlkdev, StopBlkdev,
-};
+use crate::api::{BlkdevClass, BlkdevInfo, BlkdevStopped, RemoteBlkdevStatus, StartBlkdev, StopBlkdev};
 use crate::events::EventName;
 use crate::exports::{ExportChoice, device_name, labels};
 use cbd_engine::{BackendEntry, BlkdevSpec, RemoteBlkdev, RemoteState};
@@ -30,7 +28,7 @@ use cbd_runtime::Counted;
 use cbd_types::{BackendId, BlkdevId, Context, Error, ErrorKind, Name, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a command waits for the other host, which looks for new devices each second.
@@ -58,6 +56,8 @@ pub(super) struct RemoteSlot {
     woken: bool,
     /// Bytes of the device at the last look, or as its clients know it.
     size: Option<u64>,
+    /// Whether requests waited for long at the last look.
+    is_late: Arc<AtomicBool>,
 }
 
 /// A device that was taken out of the tables. The worker must put it back, or remove it.
@@ -79,7 +79,17 @@ impl RemoteSlot {
         let (device, due) = (None, Instant::now());
         // What the clients of one whose backend this host had know.
         let size = blkdev.switch.as_ref().map(|switch| switch.geometry().size);
-        Self { row, blkdev, device, is_taken: false, due, gone: 0, woken: false, size }
+        Self {
+            row,
+            blkdev,
+            device,
+            is_taken: false,
+            due,
+            gone: 0,
+            woken: false,
+            size,
+            is_late: Arc::default(),
+        }
     }
 
     /// The row of `dev-list`.
@@ -99,10 +109,10 @@ impl RemoteSlot {
         let is_said = self.device.is_none() && self.blkdev.error.is_none() && self.blkdev.is_held();
         if let Some(waiting) = self.waits_too_long().filter(|_| !is_said) {
             let host = handle.host_name(self.row.owner);
-            let why = if self.is_owner_alive(handle) {
-                "it is alive: its status says why"
-            } else {
-                "it gives no sign of life"
+            let why = match self.host_wait(handle) {
+                HostWait::Away => "it gives no sign of life",
+                HostWait::Alive => "it is alive: its status says why",
+                HostWait::Held => "they are held while the backend is moved",
             };
             let text = format!("requests have waited for host {host} for {} s: {why}", waiting.as_secs());
             info.error = Some(info.error.map_or_else(|| text.clone(), |error| format!("{error}; {text}")));
@@ -113,11 +123,6 @@ impl RemoteSlot {
     /// For how long requests have waited, if that is shown.
     fn waits_too_long(&self) -> Option<Duration> {
         self.waiting().filter(|waiting| *waiting > SHOWN_WAIT)
-    }
-
-    fn is_owner_alive(&self, handle: &TransportHandle) -> bool {
-        let is_it = |host: &HostInfo| host.host_id == self.row.owner.0 && host.alive;
-        handle.hosts().is_ok_and(|hosts| hosts.iter().any(is_it))
     }
 
     fn status(&self, handle: &TransportHandle) -> RemoteBlkdevStatus {
@@ -138,15 +143,6 @@ impl RemoteSlot {
         }
     }
 
-    /// The sample of its requests, for the log.
-    fn observed(&self, handle: &TransportHandle, path: &str) -> Observed {
-        let waiting = self
-            .waits_too_long()
-            .map(|age| (age, handle.host_name(self.row.owner), self.is_owner_alive(handle)));
-        let (id, backend) = (self.row.entry.id, self.row.entry.backend);
-        conditions::of_remote_blkdev((handle.id, path), id, backend, waiting)
-    }
-
     fn take(&mut self) -> Self {
         let shown = Self {
             row: self.row.clone(),
@@ -157,6 +153,7 @@ impl RemoteSlot {
             gone: self.gone,
             woken: self.woken,
             size: self.size,
+            is_late: Arc::clone(&self.is_late),
         };
         std::mem::replace(self, shown)
     }

@@ -29,6 +29,17 @@ use std::time::{Duration, Instant};
 /// How long the block devices of other hosts may take to be served before a move begins.
 const SERVED_LIMIT: Duration = Duration::from_secs(4);
 
+/// An error that a next attempt may not have.
+const MOMENT: Duration = Duration::from_millis(800);
+
+/// Why block devices of other hosts are not served.
+#[derive(Clone, Debug)]
+pub(super) struct ServiceError {
+    line: String,
+    since: Instant,
+    is_logged: bool,
+}
+
 /// A block device of another host that is served.
 #[derive(Debug)]
 pub(super) struct ServedSlot {
@@ -231,11 +242,16 @@ impl Manager {
         else {
             return;
         };
-        let error = taken.serve(&self.fixed).err().map(|error| error.line());
-        // An attempt each second has the same error: only a change of it is logged.
-        if error != taken.slot.service_error
-            && let Some(line) = &error
-        {
+        let line = taken.serve(&self.fixed).err().map(|error| error.line());
+        let former = taken.slot.service_error.take();
+        let error = line.map(|line| {
+            let former = former.filter(|former| former.line == line);
+            former.unwrap_or_else(|| ServiceError { line, since: Instant::now(), is_logged: false })
+        });
+        // Another host may be following the backend at this moment. Each attempt has the same error, which is logged once.
+        let lasts = |error: &ServiceError| !error.is_logged && error.since.elapsed() > MOMENT;
+        let is_due = error.as_ref().is_some_and(lasts);
+        if let Some(ServiceError { line, .. }) = error.as_ref().filter(|_| is_due) {
             let waiting = if taken.slot.changes.is_waiting() {
                 "; requests of the block devices that share the backend wait for it"
             } else {
@@ -247,7 +263,8 @@ impl Manager {
                 "the block device of another host is not served: {line}{waiting}"
             );
         }
-        taken.slot.service_error = error;
+        taken.slot.service_error =
+            error.map(|error| ServiceError { is_logged: error.is_logged || is_due, ..error });
         self.put_back(taken);
     }
 }

@@ -57,6 +57,8 @@ pub(super) struct Running {
     pub reading: Arc<Mutex<()>>,
     /// Disks for which backends are being created.
     pub pending: Vec<Identity>,
+    /// The backend that a former process was taking over, and the number of its move: the host that had it waits for an answer.
+    pub former_part: Option<(BackendId, u64)>,
     /// Rows that cannot be read.
     pub damaged: Vec<String>,
     /// How the region's file has changed since it was opened.
@@ -357,6 +359,7 @@ impl Running {
             tables_copy,
             reading: Arc::default(),
             pending: Vec::new(),
+            former_part: None,
             damaged: Vec::new(),
             file_change: None,
             size_seen: Arc::default(),

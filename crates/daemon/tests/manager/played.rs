@@ -20,12 +20,16 @@ pub(crate) struct Played(OpenTransport);
 
 impl Played {
     pub(crate) fn join(shared: &Shared, name: &str) -> Self {
+        Self::try_join(shared, name).unwrap()
+    }
+
+    fn try_join(shared: &Shared, name: &str) -> Result<Self> {
         let options = OpenOptions { with_hosts: true, ..OpenOptions::default() };
         let region = Region::new(Mapping::open(shared.path(), &options).unwrap());
-        let joined = cbd_runtime::hosts::join(Arc::new(ProcessEnvironment::new()), region, name).unwrap();
+        let joined = cbd_runtime::hosts::join(Arc::new(ProcessEnvironment::new()), region, name)?;
         let played = Self(joined);
-        played.transport().register_host(name, None).unwrap();
-        played
+        played.transport().register_host(name, None)?;
+        Ok(played)
     }
 
     pub(crate) fn transport(&self) -> &Transport<ProcessEnvironment> {
@@ -179,6 +183,45 @@ fn a_host_that_takes_a_backend_over_takes_part_in_no_other_move_until_it_has_sai
     d.transport().end_move(other, false).unwrap();
 }
 
+#[test]
+fn a_daemon_that_was_killed_when_it_had_taken_a_backend_over_says_that_it_serves_it_once_it_is_back() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    let id = start(&a, "disk");
+    move_to(&a, id, "b").unwrap();
+    let Host { daemon, fixture } = b;
+    drop(daemon);
+    let (number, id, host) = (7777, BackendId(id), HostId(1));
+    {
+        let mut joined = None;
+        wait_until("the daemon has ended", || {
+            joined = Played::try_join(&shared, "b").ok();
+            joined.is_some()
+        });
+        let killed = joined.unwrap();
+        assert_eq!(killed.host(), host);
+        killed.transport().answer_move(id, number, MoveAnswer::Held).unwrap();
+    }
+    let c = Played::join(&shared, "c");
+    assert_eq!(c.transport().answer_to_move(host, number), Some(MoveAnswer::Held));
+    let _b = fixture.daemon();
+    wait_until("it says so", || c.transport().answer_to_move(host, number) == Some(MoveAnswer::Served));
+}
+
+#[test]
+fn two_commands_that_get_backends_at_the_same_moment_both_get_theirs() {
+    let shared = Shared::new();
+    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    let ids = ["first", "second"].map(|disk| start(&a, disk));
+    let b = &b;
+    std::thread::scope(|scope| {
+        let moves = ids.map(|id| scope.spawn(move || move_to(b, id, "b")));
+        moves.into_iter().for_each(|moved| drop(moved.join().unwrap().unwrap()));
+    });
+    let own: Vec<u32> = b.daemon.backends(0, false).unwrap().iter().map(|own| own.backend_id).collect();
+    assert_eq!(own, ids);
+}
+
 /// What is stored of a disk that does not exist.
 fn a_disk(host: &Played) -> BackendEntry {
     let entry = host.transport().backends_of_others().unwrap().remove(0);
@@ -209,9 +252,10 @@ fn a_block_device_of_a_host_that_has_not_followed_its_backend_is_the_only_one_al
     // While b waits for that host before a move, the one that has asked for the move wants it no more.
     let number = c.transport().new_move_number();
     c.transport().answer_move(backend, number, MoveAnswer::Wanted).unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    // It takes part in the former move for 3 s, sees the wish within a second, and waits for 4 s.
+    std::thread::sleep(Duration::from_secs(5));
     c.transport().end_answer(number).unwrap();
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(4);
     while Instant::now() < end {
         let offer = c.transport().move_of(HostId(1)).filter(|offer| offer.number == number);
         assert_eq!(offer, None, "it is not wished any more");

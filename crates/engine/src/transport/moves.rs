@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{Environment, Member, Members, slots::TwoSlots};
 use alloc::{format, sync::Arc, vec::Vec};
+use answers::takes_part;
 pub use answers::{MoveAnswer, MoveRefusal};
 use cbd_format::{
     AreaHeader, BackendEntry as BackendRow, Object,
@@ -118,7 +119,11 @@ impl<E: Environment> Transport<E> {
         active_row(&mut tables.backends, backend.index(), |row| row.state.get(), "backend")?;
         let own = members.area_header(member.id).and_then(|header| offer_of(member.id, &header));
         if let Some(other) = own.filter(|own| own.state != MoveState::Refused) {
-            let text = format!("this host moves backend {} to host {} already", other.backend, other.to);
+            let name = members.host(other.to)?.map_or_else(|| format!("{}", other.to), |host| host.name);
+            let text = format!(
+                "this host moves backend {} to host {name} already: try it again after that",
+                other.backend
+            );
             return Err(Error::new(ErrorKind::Busy, text));
         }
         let number = number.unwrap_or_else(|| self.environment.random() | 1);
@@ -271,39 +276,15 @@ impl<E: Environment> Transport<E> {
         })
     }
 
-    /// The number and the backend of the move in which a host takes part, if it is not the one with this number: until that has ended it
-    /// takes part in no other one.
-    #[must_use]
-    pub fn other_part_of(&self, host: HostId, number: u64) -> Option<(u64, BackendId)> {
-        let (members, _) = self.members()?;
-        let header = members.area_header(host).filter(takes_part)?;
-        let backend = header.answer_backend.get().checked_sub(1).map(BackendId)?;
-        Some((header.answer_number.get(), backend)).filter(|(other, _)| *other != number)
-    }
-
-    /// The number of the last move of which this host said something; `None` while it says something of one.
-    #[must_use]
-    pub fn ended_answer(&self) -> Option<u64> {
-        let (members, member) = self.members()?;
-        let header = members.area_header(member.id).filter(|header| header.answer.get() == 0)?;
-        Some(header.answer_number.get()).filter(|number| *number != 0)
-    }
-
-    /// The backend of the move in which this host takes part.
-    #[must_use]
-    pub fn answered_backend(&self) -> Option<BackendId> {
-        let (members, member) = self.members()?;
-        let header = members.area_header(member.id).filter(takes_part)?;
-        header.answer_backend.get().checked_sub(1).map(BackendId)
-    }
-
     /// Ends what a former process of this host has said of a move: what that held, clients of this one may have submitted again. Called
-    /// before a channel is opened.
+    /// before a channel is opened. Returns the backend and the number of the move in which it took part.
     ///
     /// # Errors
     /// Errors of storing.
-    pub fn end_former_answer(&self) -> Result<()> {
-        self.end_answer_if(|_| true)
+    pub fn end_former_answer(&self) -> Result<Option<(BackendId, u64)>> {
+        let former = self.members().and_then(|(_, member)| self.part_of(member.id));
+        self.end_answer_if(|_| true)?;
+        Ok(former)
     }
 
     /// The backend that is offered to this host, as the host that has it has stored it.
@@ -579,11 +560,6 @@ impl<E: Environment> Tables<E> {
         let content = self.backends.get(row as usize).and_then(TwoSlots::content);
         content.is_some_and(|content| content.state.get() == STATE_ACTIVE)
     }
-}
-
-/// Whether a host takes part in a move: it has accepted the backend, or holds its requests.
-fn takes_part(own: &AreaHeader) -> bool {
-    matches!(MoveAnswer::of(own.answer.get()), Some(MoveAnswer::Accepted | MoveAnswer::Held))
 }
 
 /// What is known of a backend whose row is one of a move.

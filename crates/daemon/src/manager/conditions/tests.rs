@@ -187,7 +187,8 @@ fn requests_that_wait_for_another_host_are_named_until_they_do_not() {
     let mut is_alive = true;
     let mut lines = |waiting_s: Option<u64>, seconds: u64| -> Vec<(Option<EventName>, Option<u32>, String)> {
         is_alive &= seconds < 14;
-        let waiting = waiting_s.map(|seconds| (Duration::from_secs(seconds), "b".to_owned(), is_alive));
+        let wait = if is_alive { HostWait::Alive } else { HostWait::Away };
+        let waiting = waiting_s.map(|seconds| (Duration::from_secs(seconds), "b".to_owned(), wait));
         let observed = of_remote_blkdev((0, "/r"), BlkdevId(7), BackendId(1), waiting);
         let lines = conditions.sample(&[observed], now + Duration::from_secs(seconds));
         lines.into_iter().map(|line| (line.event, line.backend.map(|backend| backend.0), line.text)).collect()

@@ -32,6 +32,7 @@ impl Manager {
     /// Takes over backends that were moved to this host: after a restart, or where it has failed before.
     pub(super) fn begin_arrivals(self: &Arc<Self>, handle: &TransportHandle, offers: &[MoveOffer]) {
         self.end_late_arrival(handle);
+        self.say_former_part(handle);
         let answered = handle.transport.answered_backend();
         let is_offered = |id| offers.iter().any(|offer| offer.backend == id && offer.to == handle.host);
         let is_answered = |id: BackendId| answered == Some(id) || is_offered(id);
@@ -51,38 +52,30 @@ impl Manager {
     /// Takes over a backend that was moved here by the move with this number, and says whether this host serves it.
     pub(super) fn arrive(&self, handle: &TransportHandle, id: BackendId, number: Option<u64>) {
         if let Some(number) = number {
-            let _answering = self.answering.lock();
+            let _answering = self.moves.answering.lock();
             if handle.transport.answer_move(id, number, MoveAnswer::Held).is_ok() {
-                self.arriving.lock().insert(handle.id, (number, Instant::now()));
+                self.moves.arriving.lock().insert(handle.id, (number, Instant::now()));
             }
         }
         let is_served = self.take_over(handle, id);
         if let Some(number) = number {
-            let _answering = self.answering.lock();
+            let _answering = self.moves.answering.lock();
             {
-                let mut arriving = self.arriving.lock();
+                let mut arriving = self.moves.arriving.lock();
                 if arriving.get(&handle.id).is_some_and(|(arriving, _)| *arriving == number) {
                     arriving.remove(&handle.id);
                 }
             }
-            let said = match is_served {
-                Some(true) => handle.transport.answer_move(id, number, MoveAnswer::Served),
-                Some(false) => {
-                    handle.transport.answer_move(id, number, MoveAnswer::Refused(MoveRefusal::Other))
-                }
-                None => handle.transport.end_answer(number),
-            };
-            match said {
-                // Until the former host has seen it.
-                Ok(()) if is_served.is_some() => {
-                    poll_until(Instant::now() + SEEN, || false);
-                }
-                Ok(()) => {}
-                Err(error) => tracing::warn!(
+            let said = is_served.map_or_else(
+                || handle.transport.end_answer(number),
+                |is_served| say(handle, id, number, is_served),
+            );
+            if let Err(error) = said {
+                tracing::warn!(
                     transport = handle.id,
                     backend = id.0,
                     "the former host is not told that backend {id} has arrived: {error}"
-                ),
+                );
             }
         }
         if is_served.is_some() {
@@ -90,9 +83,29 @@ impl Manager {
         }
     }
 
+    /// Says of a backend that a former process of this host took over whether this one serves it.
+    fn say_former_part(&self, handle: &TransportHandle) {
+        let (id, number, is_served) = {
+            let mut tables = self.tables.lock();
+            let Ok(running) = running_mut(&mut tables, handle.id) else { return };
+            let Some((id, number)) = running.former_part else { return };
+            // It is being started, or was not taken over yet.
+            let Some(slot) = running.backends.get(&id).filter(|slot| slot.work.is_none()) else { return };
+            let is_served = slot.run.is_some();
+            running.former_part = None;
+            (id, number, is_served)
+        };
+        let _answering = self.moves.answering.lock();
+        if handle.transport.ended_answer() == Some(number)
+            && let Err(error) = say(handle, id, number, is_served)
+        {
+            tracing::warn!(transport = handle.id, backend = id.0, "{error}");
+        }
+    }
+
     /// Lets this host take part in other moves while a backend takes longer to arrive than its former host waits.
     fn end_late_arrival(&self, handle: &TransportHandle) {
-        let late = self.arriving.lock().get(&handle.id).copied();
+        let late = self.moves.arriving.lock().get(&handle.id).copied();
         if let Some((number, _)) = late.filter(|(_, since)| since.elapsed() > START_LIMIT)
             && let Err(error) = handle.transport.end_answer(number)
         {
@@ -145,7 +158,13 @@ impl Manager {
             self.remove_remote(taken);
         }
         let opening = self.opening.read();
-        let started = slot.start(&self.fixed, handle);
+        let mut started = slot.start(&self.fixed, handle);
+        let end = Instant::now() + FREED_LIMIT;
+        while started.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy) && Instant::now() < end {
+            // Another program looks at the disk at this moment, as a command does that finds it in use.
+            poll_until(Instant::now() + SEEN, || false);
+            started = slot.start(&self.fixed, handle);
+        }
         if started.is_ok() {
             handle.open_exports(&self.fixed, &mut slot);
         }
@@ -210,4 +229,13 @@ impl Manager {
         handle.transport.settle_blkdevs(Some(id))?;
         Ok(entry)
     }
+}
+
+/// Says whether this host serves a backend that was moved here, for as long as the former host needs to see it. Called with `answering`
+/// locked.
+fn say(handle: &TransportHandle, id: BackendId, number: u64, is_served: bool) -> Result<()> {
+    let answer = if is_served { MoveAnswer::Served } else { MoveAnswer::Refused(MoveRefusal::Other) };
+    handle.transport.answer_move(id, number, answer)?;
+    poll_until(Instant::now() + SEEN, || false);
+    Ok(())
 }

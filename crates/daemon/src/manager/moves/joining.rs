@@ -5,14 +5,12 @@
 //!
 //! Elsewhere: the host that has the backend (the parent module).
 
-use super::{ANSWER_LIMIT, HOLD_LIMIT, Moving, START_LIMIT};
-use crate::api::{Done, Progress};
-use crate::control::{Flow, Report};
+use super::{ANSWER_LIMIT, HOLD_LIMIT, Moving};
+use crate::manager::Manager;
 use crate::manager::remote_blkdevs::{RemoteSlot, TakenRemote};
 use crate::manager::slots::TransportHandle;
 use crate::manager::tasks::poll_until;
 use crate::manager::transport::running;
-use crate::manager::Manager;
 use cbd_backing::{Identity, check_writable, identity_of};
 use cbd_engine::{BackendEntry, MoveAnswer, MoveOffer, MoveRefusal, MoveState};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
@@ -24,10 +22,6 @@ use std::time::{Duration, Instant};
 
 /// Looks one after the other without the offer after which it has ended.
 const MISSES: u32 = 3;
-/// How long a host that is asked for a backend may take to begin: it looks each second, and waits for its services before.
-const BEGIN_LIMIT: Duration = Duration::from_secs(10);
-/// How long a host that was asked for a backend may show neither its move nor its end.
-const ENDED_LIMIT: Duration = Duration::from_secs(2);
 /// How long this host looks at a move at a time, to see whether the daemon stops.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -72,8 +66,8 @@ impl Manager {
                 backend,
                 "this host cannot have backend {backend} of host {host}: {error}"
             );
-            *self.refused_move.lock() = Some((offer.number, error.line()));
-            let _answering = self.answering.lock();
+            *self.moves.refused.lock() = Some((offer.number, error.line()));
+            let _answering = self.moves.answering.lock();
             drop(handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why)));
         }
         let (is_held, missed) = (Cell::new(false), Cell::new(0_u32));
@@ -129,7 +123,7 @@ impl Manager {
             let is_offered =
                 || handle.transport.move_of(offer.from).is_some_and(|now| now.number == offer.number);
             poll_until(end, || is_free(handle, offer) || !is_offered());
-            let _answering = self.answering.lock();
+            let _answering = self.moves.answering.lock();
             self.refuse_cancelled(offer.number).map_err(other)?;
             match handle.transport.accept_move(offer, &entry.path, &entry.identity) {
                 // It was not free any more.
@@ -141,7 +135,7 @@ impl Manager {
 
     /// Refuses a move that a command of this host has asked for, and wants no more.
     fn refuse_cancelled(&self, number: u64) -> Result<()> {
-        if *self.cancelled_move.lock() == Some(number) {
+        if *self.moves.cancelled.lock() == Some(number) {
             let text = "the command that asked for it on this host has ended";
             return Err(Error::new(ErrorKind::Stopped, text));
         }
@@ -160,7 +154,7 @@ impl Manager {
             return;
         }
         let held = self.try_hold_for(handle, offer);
-        let _answering = self.answering.lock();
+        let _answering = self.moves.answering.lock();
         let held =
             held.and_then(|()| handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Held));
         if let Err(error) = held {
@@ -173,14 +167,13 @@ impl Manager {
     }
 
     fn try_hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) -> Result<()> {
-        let is_cancelled =
-            self.refuse_cancelled(offer.number).map_err(|error| (MoveRefusal::Other, error));
+        let is_cancelled = self.refuse_cancelled(offer.number).map_err(|error| (MoveRefusal::Other, error));
         if offer.to == handle.host
             && let Err((why, error)) = is_cancelled.and_then(|()| find_disk(handle, offer))
         {
             // It was there when this host accepted.
-            *self.refused_move.lock() = Some((offer.number, error.line()));
-            let _answering = self.answering.lock();
+            *self.moves.refused.lock() = Some((offer.number, error.line()));
+            let _answering = self.moves.answering.lock();
             handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why))?;
             return Err(error);
         }
@@ -268,7 +261,7 @@ impl Manager {
         let settled = handle.transport.settle_blkdevs(Some(backend));
         let line = settled.err().map(|error| error.line());
         // A pass each second tries it again: only another error is logged.
-        let former = std::mem::replace(&mut *self.follow_error.lock(), line.clone());
+        let former = std::mem::replace(&mut *self.moves.follow_error.lock(), line.clone());
         if let Some(line) = line.filter(|line| former.as_ref() != Some(line)) {
             tracing::error!(
                 transport = handle.id,
@@ -284,7 +277,11 @@ impl Manager {
 
     /// Takes all block devices of this host on a backend of another one, and ends their sessions: a row is changed only while none of them
     /// uses its area.
-    pub(super) fn close_channels(&self, handle: &TransportHandle, backend: BackendId) -> Result<Vec<TakenRemote>> {
+    pub(super) fn close_channels(
+        &self,
+        handle: &TransportHandle,
+        backend: BackendId,
+    ) -> Result<Vec<TakenRemote>> {
         let mut all = Vec::new();
         for id in self.remotes_on(handle.id, backend) {
             match self.take_remote(handle.id, id) {
@@ -298,103 +295,6 @@ impl Manager {
         all.iter_mut().for_each(|taken| taken.slot.close_channel());
         Ok(all)
     }
-
-    /// Asks the host that has a backend for it, and waits until it is here.
-    pub(super) fn fetch_backend(
-        &self,
-        handle: &TransportHandle,
-        id: BackendId,
-        report: Report<'_>,
-    ) -> Result<Done> {
-        let from = handle.host_with(id)?;
-        let host = handle.host_name(from);
-        let number = handle.transport.new_move_number();
-        let busy =
-            || {
-                let other = handle.transport.move_of(from).filter(|now| now.number != number)?;
-                let (backend, to) = (other.backend, handle.host_name(other.to));
-                let is_over = other.state == MoveState::Refused;
-                (!is_over).then(|| Error::new(
-                ErrorKind::Busy,
-                format!("host {host} moves backend {backend} to host {to} already; try it again after that"),
-            ))
-            };
-        if let Some(busy) = busy() {
-            return Err(busy);
-        }
-        {
-            let _answering = self.answering.lock();
-            handle.transport.answer_move(id, number, MoveAnswer::Wanted)?;
-        }
-        let asked = Instant::now();
-        let mut begun = None;
-        let result = loop {
-            let here = {
-                let tables = self.tables()?;
-                running(&tables, handle.id)?.backends.get(&id).map(|slot| slot.error.clone())
-            };
-            match here {
-                Some(None) => break Ok(Done::default()),
-                Some(Some(error)) => {
-                    let text = format!("backend {id} is on this host now, and is not up: {error}");
-                    break Err(Error::new(ErrorKind::Stopped, text));
-                }
-                None => {}
-            }
-            let now = handle.transport.move_of(from).filter(|now| now.number == number);
-            match now.map(|now| now.state) {
-                Some(MoveState::Refused) => {
-                    let own = self.refused_move.lock().take_if(|(refused, _)| *refused == number);
-                    let text = own.map_or_else(
-                        || format!("host {host} could not move backend {id} to this one; its log says why"),
-                        |(_, why)| {
-                            format!(
-                                "this host cannot have backend {id} of host {host}: {why}; nothing was moved"
-                            )
-                        },
-                    );
-                    break Err(Error::new(ErrorKind::Stopped, text));
-                }
-                Some(_) => begun = Some(Instant::now()),
-                None => {}
-            }
-            let is_with_it = matches!(handle.transport.has_owner(id, from), Ok(true));
-            if begun.is_some_and(|last| last.elapsed() > ENDED_LIMIT) && is_with_it {
-                break Err(without_result(&host, id));
-            }
-            let limit = begun.map_or(asked + BEGIN_LIMIT, |last| last + START_LIMIT);
-            if Instant::now() > limit {
-                *self.cancelled_move.lock() = Some(number);
-                let text =
-                    format!("host {host} does not answer; see whether it is alive (host-list), and its log");
-                break Err(busy().unwrap_or_else(|| Error::new(ErrorKind::TimedOut, text)));
-            }
-            let elapsed_ms = u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let progress = Progress { backend_id: id.0, elapsed_ms, ..Progress::default() };
-            if report(progress) == Flow::Cancel && begun.is_none() {
-                *self.cancelled_move.lock() = Some(number);
-                // This host refuses it from now on; one that has begun meanwhile may be done.
-                if handle.transport.move_of(from).is_some_and(|now| now.number == number) {
-                    continue;
-                }
-                break Err(Error::new(ErrorKind::Stopped, "cancelled; nothing was moved"));
-            }
-            self.slot_returned.wait_for(&mut self.tables.lock(), Duration::from_millis(100));
-        };
-        if result.is_err() {
-            // Otherwise it says that the backend is served.
-            handle.transport.end_answer(number)?;
-        }
-        result
-    }
-}
-
-/// The host that has a backend shows neither its move nor its end.
-fn without_result(host: &str, id: BackendId) -> Error {
-    let text = format!(
-        "host {host} has ended the move of backend {id} without a result: it was restarted, or its log says why; nothing was moved"
-    );
-    Error::new(ErrorKind::Stopped, text)
 }
 
 /// Whether this host takes part in no other move.

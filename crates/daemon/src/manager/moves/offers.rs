@@ -8,18 +8,18 @@ use cbd_types::{BackendId, Error, ErrorKind, Result};
 
 impl TransportHandle {
     /// Makes the rows of this host's block devices those of the hosts that have their backends, where a former process was ended between
-    /// the steps of a move.
-    pub(in crate::manager) fn settle_blkdevs(&self) {
-        if self.living.is_none() {
-            return;
-        }
+    /// the steps of a move. Returns the backend and the number of the move in which that process took part.
+    pub(in crate::manager) fn settle_blkdevs(&self) -> Option<(BackendId, u64)> {
+        self.living.as_ref()?;
         let ended = self.transport.end_former_answer();
-        if let Err(error) = ended.and_then(|()| self.transport.settle_blkdevs(None)) {
+        let settled = ended.and_then(|former| self.transport.settle_blkdevs(None).map(|_has_changed| former));
+        settled.unwrap_or_else(|error| {
             tracing::error!(
                 transport = self.id,
                 "block devices whose backends were moved are not served: {error}"
             );
-        }
+            None
+        })
     }
 
     /// Refuses a new block device on a backend that another host moves: neither host serves it before that has ended.

@@ -60,13 +60,18 @@ impl Move<'_> {
             Some(MoveAnswer::Refused(why)) => {
                 Err(refused(&host, &self.handle.transport.backend(self.id)?.path, why))
             }
-            _ => self.refuse_busy(&BTreeSet::from([self.to])).and(Err(Error::new(
-                ErrorKind::TimedOut,
-                format!(
-                    "host {host} did not answer within {} s; see whether it is alive (host-list)",
+            _ => {
+                let to = BTreeSet::from([self.to]);
+                self.refuse_busy(&to)?;
+                if let Some(dead) = self.dead_host(&to)? {
+                    return Err(silent(&dead));
+                }
+                let text = format!(
+                    "host {host} is alive and did not answer within {} s; its log may say why; nothing was moved",
                     ANSWER_LIMIT.as_secs()
-                ),
-            ))),
+                );
+                Err(Error::new(ErrorKind::TimedOut, text))
+            }
         }
     }
 
@@ -79,13 +84,15 @@ impl Move<'_> {
 
     /// Refuses a host that has given no sign of life for some seconds.
     pub(super) fn refuse_dead(&self, hosts: &BTreeSet<HostId>) -> Result<()> {
-        let find = || -> Result<Option<String>> {
-            let mut seen = self.handle.hosts()?.into_iter();
-            let dead = seen.find(|seen| hosts.contains(&HostId(seen.host_id)) && !seen.alive);
-            Ok(dead.map(|dead| dead.hostname))
-        };
-        poll_until(Instant::now() + SEEN_LIMIT, || !matches!(find(), Ok(Some(_))));
-        find()?.map_or(Ok(()), |dead| Err(silent(&dead)))
+        poll_until(Instant::now() + SEEN_LIMIT, || !matches!(self.dead_host(hosts), Ok(Some(_))));
+        self.dead_host(hosts)?.map_or(Ok(()), |dead| Err(silent(&dead)))
+    }
+
+    /// The name of a host that has given no sign of life for some seconds.
+    fn dead_host(&self, hosts: &BTreeSet<HostId>) -> Result<Option<String>> {
+        let mut seen = self.handle.hosts()?.into_iter();
+        let dead = seen.find(|seen| hosts.contains(&HostId(seen.host_id)) && !seen.alive);
+        Ok(dead.map(|dead| dead.hostname))
     }
 
     /// Refuses a host that gives no sign of life now: what it has answered a process may have said that was killed since.

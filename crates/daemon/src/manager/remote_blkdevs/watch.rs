@@ -5,7 +5,9 @@
 //! Elsewhere: devices that are not open (the parent module), sessions (`cbd-remote`).
 
 use super::RemoteSlot;
+use crate::api::HostInfo;
 use crate::events::EventName;
+use crate::manager::conditions::{self, HostWait, Observed};
 use crate::manager::slots::TransportHandle;
 use crate::manager::transport::{running, running_mut};
 use crate::manager::{Fixed, Manager};
@@ -15,6 +17,7 @@ use cbd_pmem::Mapping;
 use cbd_remote::RemoteDevice;
 use cbd_types::{BlkdevId, Error, ErrorKind, Result};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Looks without the backend after which it counts as removed: one may fall between two stores of its host.
@@ -209,6 +212,32 @@ impl RemoteSlot {
     pub(super) fn waiting(&self) -> Option<Duration> {
         let in_flight = self.device.as_ref().and_then(|device| device.waiting());
         in_flight.max(self.held_requests().map(|(_, age)| age))
+    }
+
+    /// The sample of its requests, for the log.
+    pub(super) fn observed(&self, handle: &TransportHandle, path: &str) -> Observed {
+        // Seen twice: the first time it may be this process that did not run.
+        let waiting = self.waits_too_long();
+        let was_late = self.is_late.swap(waiting.is_some(), Ordering::Relaxed);
+        let waiting = waiting
+            .filter(|_| was_late)
+            .map(|age| (age, handle.host_name(self.row.owner), self.host_wait(handle)));
+        let (id, backend) = (self.row.entry.id, self.row.entry.backend);
+        conditions::of_remote_blkdev((handle.id, path), id, backend, waiting)
+    }
+
+    pub(super) fn host_wait(&self, handle: &TransportHandle) -> HostWait {
+        let in_flight = self.device.as_ref().map_or(0, |device| device.in_flight());
+        match self.is_owner_alive(handle) {
+            false => HostWait::Away,
+            true if in_flight == 0 && self.held_requests().is_some() => HostWait::Held,
+            true => HostWait::Alive,
+        }
+    }
+
+    fn is_owner_alive(&self, handle: &TransportHandle) -> bool {
+        let is_it = |host: &HostInfo| host.host_id == self.row.owner.0 && host.alive;
+        handle.hosts().is_ok_and(|hosts| hosts.iter().any(is_it))
     }
 
     /// How many requests are held, and for how long the oldest of them has been.

@@ -2,7 +2,11 @@
 //!
 //! Invariants: numbers never change; a reason that this program does not know is one that only the other host knows.
 
+use crate::Environment;
+use crate::transport::Transport;
+use cbd_format::AreaHeader;
 use cbd_format::shared::{ANSWER_ACCEPTED, ANSWER_HELD, ANSWER_REFUSED, ANSWER_SERVED, ANSWER_WANTED};
+use cbd_types::{BackendId, HostId};
 
 /// What a host says of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,4 +68,42 @@ impl MoveAnswer {
             }
         }
     }
+}
+
+impl<E: Environment> Transport<E> {
+    /// The number and the backend of the move in which a host takes part, if it is not the one with this number: until that has ended it
+    /// takes part in no other one.
+    #[must_use]
+    pub fn other_part_of(&self, host: HostId, number: u64) -> Option<(u64, BackendId)> {
+        let (backend, other) = self.part_of(host)?;
+        (other != number).then_some((other, backend))
+    }
+
+    /// The backend and the number of the move in which a host takes part.
+    pub(super) fn part_of(&self, host: HostId) -> Option<(BackendId, u64)> {
+        let (members, _) = self.members()?;
+        let header = members.area_header(host).filter(takes_part)?;
+        let backend = header.answer_backend.get().checked_sub(1).map(BackendId)?;
+        Some((backend, header.answer_number.get()))
+    }
+
+    /// The number of the last move of which this host said something; `None` while it says something of one.
+    #[must_use]
+    pub fn ended_answer(&self) -> Option<u64> {
+        let (members, member) = self.members()?;
+        let header = members.area_header(member.id).filter(|header| header.answer.get() == 0)?;
+        Some(header.answer_number.get()).filter(|number| *number != 0)
+    }
+
+    /// The backend of the move in which this host takes part.
+    #[must_use]
+    pub fn answered_backend(&self) -> Option<BackendId> {
+        let (_, member) = self.members()?;
+        self.part_of(member.id).map(|(backend, _)| backend)
+    }
+}
+
+/// Whether a host takes part in a move: it has accepted the backend, or holds its requests.
+pub(super) fn takes_part(own: &AreaHeader) -> bool {
+    matches!(MoveAnswer::of(own.answer.get()), Some(MoveAnswer::Accepted | MoveAnswer::Held))
 }
