@@ -524,7 +524,7 @@ pub(super) fn of_remote_blkdev(
                 "that host is alive: its status says why, as a full cache or a disk that is slow or fails"
             }
             HostWait::Away => "that host gives no sign of life; none fails, and they go on when it is back",
-            HostWait::Held => "they are held until a host serves the backend, which is moved",
+            HostWait::Held => "they are held until a host serves the backend, which is being moved",
         };
         let text = format!(
             "requests to block device {id} have waited for host {host}, which has its backend {backend}; {why}"

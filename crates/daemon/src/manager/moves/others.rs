@@ -49,6 +49,7 @@ fn refused(host: &str, path: &str, why: MoveRefusal) -> Error {
 impl Move<'_> {
     /// Waits until the other host has accepted the backend.
     pub(super) fn wait_for_acceptance(&self) -> Result<()> {
+        self.refuse_dead(&BTreeSet::from([self.to]))?;
         let transport = &self.handle.transport;
         let answer =
             || transport.answer_to_move(self.to, self.number).filter(|answer| *answer != MoveAnswer::Wanted);

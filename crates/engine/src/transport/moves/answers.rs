@@ -87,12 +87,12 @@ impl<E: Environment> Transport<E> {
         Some((backend, header.answer_number.get()))
     }
 
-    /// The number of the last move of which this host said something; `None` while it says something of one.
+    /// The number of the last move of which this host said something, if that was one of this backend, and it says nothing now.
     #[must_use]
-    pub fn ended_answer(&self) -> Option<u64> {
+    pub fn ended_answer(&self, backend: BackendId) -> Option<u64> {
         let (members, member) = self.members()?;
-        let header = members.area_header(member.id).filter(|header| header.answer.get() == 0)?;
-        Some(header.answer_number.get()).filter(|number| *number != 0)
+        let is_it = |own: &AreaHeader| own.answer.get() == 0 && own.answer_backend.get() == backend.0 + 1;
+        Some(members.area_header(member.id).filter(is_it)?.answer_number.get())
     }
 
     /// The backend of the move in which this host takes part.
