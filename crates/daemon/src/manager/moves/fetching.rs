@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How long a host that is asked for a backend may take to begin: it looks each second, and waits for its services before.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long the other host may move another backend before this one.
+const BUSY_LIMIT: Duration = Duration::from_secs(3);
 /// How long a host that was asked for a backend may show neither its move nor its end.
 const ENDED_LIMIT: Duration = Duration::from_secs(2);
 /// How long the command waits at a time.
@@ -67,7 +69,6 @@ impl Manager {
         let from = handle.host_with(id)?;
         let (host, number) = (handle.host_name(from), handle.transport.new_move_number());
         let fetch = Fetch { manager: self, handle, id, from, host, number };
-        fetch.refuse_busy()?;
         match fetch.ask() {
             // It is said when this host takes part in no other move.
             Err(error) if error.kind() == ErrorKind::Busy => {}
@@ -233,6 +234,9 @@ impl Fetch<'_> {
                 Some(_) => begun = Some(Instant::now()),
                 None if begun.is_none() => {
                     self.refuse_moved()?;
+                    if asked.elapsed() > BUSY_LIMIT {
+                        self.refuse_busy()?;
+                    }
                     self.ask_again();
                 }
                 None => {}
