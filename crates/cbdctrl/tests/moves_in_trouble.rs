@@ -108,7 +108,13 @@ fn commands_beside_a_move_are_refused_and_do_not_end_it() {
     refused(a, &["set", "-b", "0", "name=db"], "backend 0 is being moved to host b");
     refused(a, &["backend-move", "-b", "1", "--to", "b"], "this host moves backend 0 to host b already");
     refused(a, &["backend-move", "-b", "0", "--to", "b"], "backend 0 is being stopped or moved already");
+    let failed = || {
+        let counts = &a.json(&["status", "--json"])["events"]["counts"];
+        counts["backend.move.failed"].as_u64().unwrap_or(0)
+    };
+    let before = failed();
     refused(b, &["backend-move", "-b", "1", "--to", "b"], "host a moves backend 0 to host b already");
+    assert_eq!(failed(), before, "a move that has not begun has not failed");
     refused(a, &["backend-stop", "-b", "0", "--force"], "is being moved to host b already");
     for host in [a, b] {
         let another = format!("nbd:unix:{}", text_of(&host.path("another.sock")));

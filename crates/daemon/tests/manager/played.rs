@@ -3,16 +3,19 @@
 
 use crate::fixture::{MIB, refused};
 use crate::hosts::{Host, Shared, wait_until};
+use cbd_backing::BackingFile;
 use cbd_daemon::api::{Done, MoveBackend, StartBackend, StartBlkdev, StopBackend};
 use cbd_daemon::control::{Control, Flow};
 use cbd_engine::{
-    BackendEntry, BackendSpec, BlkdevSpec, MoveAnswer, MoveOffer, MoveState, RemoteState, Settings, Transport,
+    BackendEntry, BackendSpec, BlkdevSpec, MoveAnswer, MoveOffer, MoveRefusal, MoveState, RemoteState,
+    Settings, Transport,
 };
 use cbd_pmem::{Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
 use cbd_runtime::region::OpenTransport;
 use cbd_types::{BackendId, Epoch, ErrorKind, HostId, Region, Result};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A host without a daemon, which gives signs of life.
@@ -54,6 +57,32 @@ impl Played {
             data_crc: true,
             settings: Settings::default(),
         })
+    }
+
+    /// Caches a disk that a daemon can reach, too; returns the number of the backend.
+    fn cache(&self, reaches: &Host, disk: &str) -> BackendId {
+        let id = start(reaches, disk);
+        let entries = self.transport().backends_of_others().unwrap();
+        let entry = entries.into_iter().find(|entry| entry.id == BackendId(id)).unwrap();
+        reaches.daemon.stop_backend(0, id, &StopBackend::default(), &mut |_| Flow::Continue).unwrap();
+        self.create_backend(&entry, 16 * MIB).unwrap()
+    }
+
+    /// Moves a backend of this host up to the moment at which it is handed over. Returns the number of the move.
+    fn offer_until_held(&self, backend: BackendId, to: HostId) -> u64 {
+        let number = self.transport().offer_move(backend, to, None).unwrap();
+        let answer = || self.transport().answer_to_move(to, number);
+        wait_until("it is accepted", || answer() == Some(MoveAnswer::Accepted));
+        self.transport().hold_for_move(number).unwrap();
+        wait_until("its requests are held", || answer() == Some(MoveAnswer::Held));
+        number
+    }
+
+    /// Waits until a host asks for a backend; returns the number that its move is to have.
+    fn wish(&self) -> u64 {
+        let find = || self.transport().move_wishes().unwrap().first().map(|wish| wish.number);
+        wait_until("a host asks for it", || find().is_some());
+        find().unwrap()
     }
 
     /// Waits until the first host offers a backend and is in this state.
@@ -145,13 +174,7 @@ fn a_host_that_takes_a_backend_over_takes_part_in_no_other_move_until_it_has_sai
     let b = Host::join(&shared, "b", true);
     let (c, d) = (Played::join(&shared, "c"), Played::join(&shared, "d"));
     let here = HostId(0);
-    let [first, second] = [(&c, "first"), (&d, "second")].map(|(host, disk)| {
-        let id = start(&b, disk);
-        let entries = host.transport().backends_of_others().unwrap();
-        let entry = entries.into_iter().find(|entry| entry.host == here).unwrap();
-        b.daemon.stop_backend(0, id, &StopBackend::default(), &mut |_| Flow::Continue).unwrap();
-        host.create_backend(&entry, 16 * MIB).unwrap()
-    });
+    let [first, second] = [(&c, "first"), (&d, "second")].map(|(host, disk)| host.cache(&b, disk));
     // What c frees does not suffice for a cache of the same size and its spare segments: b waits for more.
     let other = BackendEntry {
         path: "/nowhere".into(),
@@ -161,11 +184,8 @@ fn a_host_that_takes_a_backend_over_takes_part_in_no_other_move_until_it_has_sai
     let fill = |segments| d.create_backend(&other, segments * MIB / 4);
     assert!((1..240).rev().map(fill).any(|created| created.is_ok()), "the rest of the region is used");
 
-    let number = c.transport().offer_move(first, here, None).unwrap();
+    let number = c.offer_until_held(first, here);
     let answer = || c.transport().answer_to_move(here, number);
-    wait_until("it is accepted", || answer() == Some(MoveAnswer::Accepted));
-    c.transport().hold_for_move(number).unwrap();
-    wait_until("its requests are held", || answer() == Some(MoveAnswer::Held));
     c.transport().hand_over_backend(first, here, number).unwrap();
     c.transport().end_move(number, false).unwrap();
     let other = d.transport().offer_move(second, here, None).unwrap();
@@ -204,6 +224,100 @@ fn a_daemon_that_was_killed_when_it_had_taken_a_backend_over_says_that_it_serves
     assert_eq!(c.transport().answer_to_move(host, number), Some(MoveAnswer::Held));
     let _b = fixture.daemon();
     wait_until("it says so", || c.transport().answer_to_move(host, number) == Some(MoveAnswer::Served));
+}
+
+#[test]
+fn a_host_that_has_cancelled_its_wish_refuses_the_move_that_begins_all_the_same() {
+    let shared = Shared::new();
+    let b = Host::join(&shared, "b", true);
+    let c = Played::join(&shared, "c");
+    let id = c.cache(&b, "disk");
+    let (is_cancelled, b) = (AtomicBool::new(false), &b);
+    let number = std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| {
+            let request = MoveBackend { to: "b".into(), timeout_s: None };
+            let flow = || if is_cancelled.load(Ordering::SeqCst) { Flow::Cancel } else { Flow::Continue };
+            b.daemon.move_backend(0, id.0, &request, &mut |_| flow())
+        });
+        let number = c.wish();
+        is_cancelled.store(true, Ordering::SeqCst);
+        refused(fetched.join().unwrap(), ErrorKind::Stopped, "cancelled; nothing was moved");
+        number
+    });
+    assert!(c.transport().move_wishes().unwrap().is_empty());
+    c.transport().offer_move(id, HostId(0), Some(number)).unwrap();
+    let answer = || c.transport().answer_to_move(HostId(0), number);
+    wait_until("it is answered", || answer().is_some());
+    assert_eq!(answer(), Some(MoveAnswer::Refused(MoveRefusal::Other)));
+}
+
+#[test]
+fn a_wish_that_the_answer_to_another_move_has_replaced_is_said_again() {
+    let shared = Shared::new();
+    let b = Host::join(&shared, "b", true);
+    let (c, d) = (Played::join(&shared, "c"), Played::join(&shared, "d"));
+    let (wanted, other) = (c.cache(&b, "wanted"), d.cache(&b, "other"));
+    let b = &b;
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(move || move_to(b, wanted.0, "b"));
+        let number = c.wish();
+        let offered = d.transport().offer_move(other, HostId(0), None).unwrap();
+        wait_until("another one is accepted", || {
+            d.transport().answer_to_move(HostId(0), offered) == Some(MoveAnswer::Accepted)
+        });
+        assert!(c.transport().move_wishes().unwrap().is_empty());
+        d.transport().end_move(offered, false).unwrap();
+        assert_eq!(c.wish(), number);
+        let wish = c.transport().move_wishes().unwrap().remove(0);
+        c.transport().refuse_wish(&wish).unwrap();
+        refused(fetched.join().unwrap(), ErrorKind::Stopped, "host c could not move backend");
+    });
+}
+
+#[test]
+fn a_wish_waits_for_the_move_that_its_host_offers_already() {
+    let shared = Shared::new();
+    let a = Host::join(&shared, "a", true);
+    let (c, d) = (Played::join(&shared, "c"), Played::join(&shared, "d"));
+    let [first, second] = ["first", "second"].map(|disk| start(&a, disk));
+    let a = &a;
+    std::thread::scope(|scope| {
+        let moved = scope.spawn(move || move_to(a, first, "c"));
+        let offer = c.offer(MoveState::Offered);
+        let entry = c.transport().offered_backend(&offer).unwrap();
+        c.transport().accept_move(&offer, &entry.path, &entry.identity).unwrap();
+        c.offer(MoveState::Hold);
+        let number = d.transport().new_move_number();
+        d.transport().answer_move(BackendId(second), number, MoveAnswer::Wanted).unwrap();
+        // The host looks for wishes each second.
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(d.transport().answer_to_move(d.host(), number), Some(MoveAnswer::Wanted));
+        let no = MoveAnswer::Refused(MoveRefusal::Other);
+        c.transport().answer_move(offer.backend, offer.number, no).unwrap();
+        refused(moved.join().unwrap(), ErrorKind::Stopped, "host c refuses");
+        let begun = || d.transport().move_of(HostId(0)).filter(|offer| offer.number == number);
+        wait_until("the move that was asked for begins", || begun().is_some());
+        d.transport().answer_move(BackendId(second), number, no).unwrap();
+    });
+}
+
+#[test]
+fn a_backend_arrives_also_while_another_program_looks_at_its_disk_and_its_former_host_is_gone() {
+    let shared = Shared::new();
+    let b = Host::join(&shared, "b", true);
+    let c = Played::join(&shared, "c");
+    let id = c.cache(&b, "disk");
+    let number = c.offer_until_held(id, HostId(0));
+    let held = BackingFile::open(b.fixture.path("disk"), Default::default()).unwrap();
+    c.transport().hand_over_backend(id, HostId(0), number).unwrap();
+    wait_until("it has the row", || c.transport().is_taken_over(id).unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    drop(held);
+    let answer = || c.transport().answer_to_move(HostId(0), number);
+    wait_until("it is served, or not", || answer() != Some(MoveAnswer::Held));
+    // The former host may be killed before it ends the move, which it shows until it is back.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(answer(), Some(MoveAnswer::Served));
 }
 
 #[test]

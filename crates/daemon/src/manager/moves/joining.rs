@@ -33,7 +33,12 @@ impl Manager {
         let offers: Vec<MoveOffer> =
             offers.into_iter().filter(|offer| offer.state != MoveState::Refused).collect();
         for offer in &offers {
-            if offer.to != handle.host && self.remotes_on(handle.id, offer.backend).is_empty() {
+            let is_target = offer.to == handle.host;
+            // What was handed over arrives below; its former host may show the offer for as long as it is away.
+            if is_target && !matches!(handle.transport.has_owner(offer.backend, offer.from), Ok(true)) {
+                continue;
+            }
+            if !is_target && self.remotes_on(handle.id, offer.backend).is_empty() {
                 continue;
             }
             let Some(working) = self.begin_moving(handle.id, offer.backend) else { continue };
@@ -142,7 +147,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Holds the requests of this host on the backend, and says so. `false` if that is not asked for any more, or cannot be read now.
+    /// Holds the requests of this host on the backend, and says so. `false` while this host takes part in another move, and if that
+    /// is not asked for any more or cannot be read now.
     fn hold_for(&self, handle: &TransportHandle, offer: &MoveOffer) -> bool {
         let is_asked = || {
             let now = handle.transport.move_of(offer.from).filter(|now| now.number == offer.number);
@@ -150,7 +156,7 @@ impl Manager {
         };
         // Before clients wait. The other host sees that this one takes part in another move, and ends its own.
         poll_until(Instant::now() + ANSWER_LIMIT, || is_free(handle, offer) || !is_asked());
-        if !is_asked() {
+        if !is_asked() || !is_free(handle, offer) {
             return false;
         }
         let held = self.try_hold_for(handle, offer);
